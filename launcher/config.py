@@ -1,0 +1,145 @@
+"""Settings as frozen structs: what the command line becomes, and what each role is told.
+
+`LaunchConfig` is the whole command line, checked and typed, nothing resolved. `plan/` resolves it against the host into
+a `LaunchPlan`, whose processes carry one of the role structs below as their payload. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+REFERENCE_WORKER = "launcher.worker.reference:ReferenceWorker"
+TRANSFORMERS_WORKER = "launcher.models.worker:TransformersWorker"
+BLOCK_SIZE = 16
+"""Tokens per KV block."""
+RING_BYTES = 16 << 20
+
+StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of `xserve launch`, typed. ``None`` means "not given: let the plan decide"."""
+
+    model: str | None = None
+    """A directory or a Hugging Face id."""
+    worker: str | None = None
+    """``reference``, ``transformers`` or ``module:Class``."""
+    worker_extension: str | None = None
+    worker_config: dict[str, str] = {}
+    backend: str | None = None
+    """``uni``, ``mp`` or ``module:Class``."""
+    tp: int = 1
+    device: Device = "auto"
+    dtype: DType = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    kv_cache_memory: int | None = None
+    """Bytes of KV cache per rank."""
+    seed: int = 0
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    api_key: str | None = None
+    api_key_file: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ready_timeout: float = 600.0
+    """Seconds without progress after which a start is given up."""
+    shutdown_timeout: float = 30.0
+    """Seconds that the whole tree has for a stop, drain included."""
+    name: str | None = None
+    start_method: StartMethod = "auto"
+    ring_bytes: int = RING_BYTES
+    log_level: str = "info"
+
+
+class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker stands in the world (row 21 of the mission: ExternalDP x DP x PP x PCP x TP, TP fastest)."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    """Ranks of one engine core: pp * tp. WORLD over DP is the groups' business."""
+    tp_rank: int = 0
+    tp_size: int = 1
+    pp_rank: int = 0
+    pp_size: int = 1
+    dp_rank: int = 0
+    dp_size: int = 1
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one worker is told. Handed to the worker class's constructor; also used by `uni` in process."""
+
+    worker: str = REFERENCE_WORKER
+    """``module:Class``, resolved."""
+    worker_extension: str | None = None
+    worker_config: dict[str, str] = {}
+    ranks: RankSettings = RankSettings()
+    rendezvous: str = ""
+    """``file:///…`` or ``tcp://…`` for torch.distributed; handed over as an argument, never by the environment."""
+    model: str | None = None
+    """A directory with config.json and weights."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    device_index: int = 0
+    dtype: DType = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int = BLOCK_SIZE
+    kv_cache_memory: int | None = None
+    """Bytes of KV cache for this rank; None: the worker says what is free."""
+    local_world_size: int = 1
+    """Workers of ours on this machine: what is free is shared over them."""
+    num_threads: int = 1
+    """OMP budget of this worker."""
+    seed: int = 0
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an engine core is told. Its workers are `ProcessSpec.children` of its own spec."""
+
+    backend: str = "mp"
+    worker: WorkerSettings = WorkerSettings()
+    """Rank 0's settings: for `uni`, and for limits that all ranks share."""
+    dp_rank: int = 0
+    address: str = ""
+    """ZMQ endpoint that the core binds for API servers, e.g. ``ipc:///run/…/core0``."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    """None: the workers' spec decides (a model's context length, reference: 4096)."""
+    block_size: int = BLOCK_SIZE
+    ring_bytes: int = RING_BYTES
+    ready_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
+    seed: int = 0
+    generation: int = 0
+    """Counts the lives of this core; every message carries it, older ones are dropped."""
+
+
+class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an API server is told. Its listening socket arrives as the descriptor ``http``."""
+
+    index: int = 0
+    engine_addresses: tuple[str, ...] = ()
+    model: str | None = None
+    """Directory of the tokenizer; None: the reference tokenizer."""
+    served_model_name: str = "reference"
+    api_keys: tuple[str, ...] = ()
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    max_waiting: int = 4096
+    """Requests accepted but not finished, above which new ones get 503."""
+    log_level: str = "info"
+
+
+def encode(settings: Any) -> bytes:
+    """A role's settings as the payload of its `ProcessSpec`."""
+    return msgspec.msgpack.encode(settings)

@@ -1,0 +1,39 @@
+"""What a process of the tree is, as data: checked when made, sent to the child, shown by `plan` and `status`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["supervisor", "forkserver", "guard", "api_server", "engine_core", "worker", "coordinator", "node_agent"]
+ChildMethod = Literal["fork", "spawn", "forkserver"]
+
+
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. `target` is called with a `ChildContext` in the new process; returning is exit 0."""
+
+    title: str
+    """``Worker_DP0_PP0_TP3``: log prefix, and behind ``xserve::`` the process title."""
+    early_title: str = ""
+    """Shown until the process knows its groups (``Worker``); empty: `title` at once."""
+    comm: str = ""
+    """The kernel's 15-byte name, e.g. ``xs:w0.d0p0t3``."""
+    role: Role
+    target: str
+    """``module:function``"""
+    rank: int | None = None
+    node: int = 0
+    env: dict[str, str] = {}
+    """Set in the child before the target is imported."""
+    payload: bytes = b""
+    """The role's settings (see `launcher.config`), msgpack."""
+    children: tuple[ProcessSpec, ...] = ()
+    """Processes that this one starts itself, by `child_method`."""
+    child_method: ChildMethod = "spawn"
+    instance: str = ""
+    launch_id: str = ""
+
+
+LAUNCH_ID_VARIABLE = "XSERVE_LAUNCH_ID"
+"""In the environment of every process of a launch, so that a descendant that made its own session is found."""
