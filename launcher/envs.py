@@ -47,14 +47,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("LISTEN_FDNAMES", "text", "", "systemd's sockets; the supervisor's alone", False),
     Variable("LISTEN_PID", "text", "", "systemd's sockets; the supervisor's alone", False),
     Variable("LISTEN_PIDFDID", "text", "", "systemd's sockets; the supervisor's alone", False),
-    Variable(
-        "OMP_NUM_THREADS", "integer", "CPUs / local workers", "threads of each worker; wins over the plan's budget"
-    ),
+    Variable("OMP_NUM_THREADS", "integer", "CPUs / local workers", "threads of each worker; wins over our budget"),
     Variable("CUDA_VISIBLE_DEVICES", "text", "all", "GPUs that a launch may use"),
     Variable("HF_HUB_OFFLINE", "switch", "", "never ask the model hub"),
     Variable("NO_COLOR", "switch", "", "any value: plain output"),
 )
-"""Everything that xserve itself reads. What libraries read by themselves (NCCL_*, HF_HOME …) passes through untouched."""
+"""Everything that xserve itself reads. What libraries read (NCCL_*, HF_HOME …) passes through."""
 
 _NOT_INHERITED = frozenset(v.name for v in VARIABLES if not v.inherited)
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
@@ -109,9 +107,7 @@ def notify_socket() -> str | None:
     """systemd's readiness socket: an absolute path, or ``@name`` in the abstract namespace."""
     value = _text("NOTIFY_SOCKET")
     if value and value[0] not in "/@":
-        raise UsageError(
-            f"NOTIFY_SOCKET={value!r} is neither an absolute path nor @name: unset it, or let systemd set it"
-        )
+        raise UsageError(f"NOTIFY_SOCKET={value!r} is neither an absolute path nor @name: unset it")
     return value
 
 
