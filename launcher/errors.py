@@ -5,6 +5,8 @@ class                  exit  what to do
 =====================  ====  ==================================================================
 `UsageError`           2     fix the command line or the configuration
 `HostError`            2     fix the machine: a port, a directory, memory, a device
+`NotRunningError`      3     start an instance, or give the name of one that runs
+`CannotTellError`      4     look by hand: it may be running, and did not answer
 `ChildFailedError`     1     read the cause it carries: a child died, raised or was too slow
 `DeadlineError`        1     a wait passed its deadline; the message names who was awaited
 `PeerDiedError`        1     the other end of a queue or pipe is gone: broken by the world
@@ -39,6 +41,18 @@ class HostError(XserveError):
     """The machine cannot do what was asked (port taken, memory short, directory not writable)."""
 
     exit_code = 2
+
+
+class NotRunningError(XserveError):
+    """There is no such instance (`status`, `stop`)."""
+
+    exit_code = 3
+
+
+class CannotTellError(XserveError):
+    """An instance is there and cannot be asked: another user's, or it does not answer."""
+
+    exit_code = 4
 
 
 class DeadlineError(XserveError, TimeoutError):
