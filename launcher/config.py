@@ -100,6 +100,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 1
     """OMP budget of this worker."""
     seed: int = 0
+    generation: int = 0
+    """The core's life that this worker belongs to (set by the executor)."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -142,7 +142,7 @@ class Executor(ABC):
     def execute_model(self, plan: StepPlan, non_block: Literal[True]) -> Future[StepOutput | None]: ...
 
     def execute_model(self, plan: StepPlan, non_block: bool = False) -> StepOutput | Future[StepOutput | None] | None:
-        """Run one step on all ranks; the output rank's answer: None for a plan with a grammar (`sample_tokens` follows)."""
+        """Run one step on all ranks; the output rank's answer. None if the plan has a grammar."""
         future: Future[StepOutput | None] = self.submit("execute_model", (plan,), unique_reply_rank=self.output_rank)
         return future if non_block else future.result()
 
