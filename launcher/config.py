@@ -139,6 +139,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_certfile: str | None = None
     max_waiting: int = 4096
     """Requests accepted but not finished, above which new ones get 503."""
+    max_body_bytes: int = 32 << 20
+    """Longest request body; longer ones get 413."""
     log_level: str = "info"
 
 

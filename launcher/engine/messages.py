@@ -11,7 +11,28 @@ from typing import Any, Literal
 
 import msgspec
 
-from launcher.executor.base import SamplingParams, TokenLogprobs
+from launcher.executor.base import SamplingParams, TokenLogprobs, pack, unpack
+
+__all__ = [
+    "AbortRequests",
+    "AddRequest",
+    "Call",
+    "CallReply",
+    "EngineInfo",
+    "FinishReason",
+    "FromCore",
+    "Hello",
+    "Ping",
+    "Pong",
+    "RequestOutput",
+    "SamplingParams",
+    "SchedulerStats",
+    "StepOutputs",
+    "ToCore",
+    "TokenLogprobs",
+    "pack",
+    "unpack",
+]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
