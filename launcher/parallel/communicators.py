@@ -1,0 +1,95 @@
+"""All-reduce and gather within one group, by the fastest means at hand.
+
+======================  =========================================================================================
+`SoleCommunicator`      a group of one: nothing to do
+`TorchCommunicator`     the process group itself (nccl, gloo): works everywhere
+`SharedCommunicator`    host memory shared by ranks of one machine (see `launcher.parallel.shared`): tens of
+                        microseconds where gloo takes milliseconds
+======================  =========================================================================================
+
+`launcher.parallel.groups` picks, collectively: either all ranks of a group get shared memory or none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.distributed as dist
+
+from launcher.errors import PeerDiedError
+
+
+class Communicator(ABC):
+    """Every method is collective: all ranks of the group call it, in the same order, with the same shape and dtype."""
+
+    rank: int
+    size: int
+    kind: str
+
+    @abstractmethod
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks, in place; bit-equal on all of them. Returns `tensor`."""
+
+    @abstractmethod
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Everyone's tensor, by rank."""
+
+    def close(self) -> None:  # noqa: B027  (not every kind holds something)
+        """Give back what this end holds; never waits for the others."""
+
+
+class SoleCommunicator(Communicator):
+    rank = 0
+    size = 1
+    kind = "sole"
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor]
+
+
+class TorchCommunicator(Communicator):
+    """Through torch's process group. A peer's death is raised as PeerDiedError."""
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, size: int) -> None:
+        self.group: dist.ProcessGroup | None = group
+        self.rank = rank
+        self.size = size
+        self.kind = "torch"
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            if tensor.is_contiguous():
+                dist.all_reduce(tensor, group=self.group)
+            else:
+                whole = tensor.contiguous()
+                dist.all_reduce(whole, group=self.group)
+                tensor.copy_(whole)
+        except RuntimeError as error:
+            raise self._translated(error) from error
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        tensor = tensor.contiguous()
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        try:
+            dist.all_gather(found, tensor, group=self.group)
+        except RuntimeError as error:
+            raise self._translated(error) from error
+        return found
+
+    def close(self) -> None:
+        self.group = None
+
+    def _translated(self, error: RuntimeError) -> Exception:
+        text = str(error)
+        if any(sign in text for sign in _PEER_LOST):
+            return PeerDiedError(f"rank {self.rank} of {self.size} lost a peer in a collective: {text.splitlines()[0]}")
+        return error
+
+
+_PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+"""How gloo's messages tell that the other end is gone."""

@@ -1,0 +1,138 @@
+"""Join the world and cut it into groups; the `Groups` object is passed to whoever communicates.
+
+torch keeps one default process group per process: that is the only state here that is not in the object.
+
+===========  ==========================================================================================
+device       backend of every group
+===========  ==========================================================================================
+cpu          gloo
+cuda         nccl for tensors on the GPU, gloo for tensors in host memory, in one group
+===========  ==========================================================================================
+
+A kind whose groups have one member has no process group; one whose group is the whole world uses the default group.
+gloo listens on an interface of its own choice unless the environment names one: the plan sets GLOO_SOCKET_IFNAME.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from launcher.errors import UsageError, XserveError
+from launcher.parallel.communicators import Communicator, SoleCommunicator, TorchCommunicator
+from launcher.parallel.ranks import GROUP_KINDS, GroupKind, Layout
+from launcher.parallel.rendezvous import open_store
+from launcher.parallel.shared import attach
+
+log = logging.getLogger(__name__)
+
+JOIN_TIMEOUT = 600.0
+"""Seconds that a rank waits for the others, at the rendezvous and in a collective."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One group of one kind: `ranks` of the world, ascending; `index` is this rank's place among them."""
+
+    kind: GroupKind
+    ranks: tuple[int, ...]
+    index: int
+    process_group: dist.ProcessGroup | None
+    """None for a group of one."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+@dataclass
+class Groups:
+    """Everything that this rank communicates through. `close` it, on every rank, in any order."""
+
+    layout: Layout
+    rank: int
+    device: torch.device
+    by_kind: dict[GroupKind, Group]
+    timeout: float
+    _communicators: dict[GroupKind, Communicator] = field(default_factory=dict)
+
+    def communicator(self, kind: GroupKind) -> Communicator:
+        """The fastest way to reduce and gather within this rank's group of `kind`.
+
+        The first call for a kind is collective: every rank of the group makes it at the same point.
+        """
+        if kind not in self._communicators:
+            self._communicators[kind] = _connect(self.by_kind[kind], self.device, self.timeout)
+        return self._communicators[kind]
+
+    def close(self) -> None:
+        """Leave. Never waits for the others: they may be dead."""
+        for communicator in self._communicators.values():
+            communicator.close()
+        self._communicators.clear()
+        self.by_kind.clear()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(url: str, layout: Layout, rank: int, device: torch.device, timeout: float = JOIN_TIMEOUT) -> Groups:
+    """Meet the other ranks at `url` and make the groups. Collective over the world; `timeout` in seconds.
+
+    Raises UsageError, HostError (the URL), XserveError naming rank and size when the others do not come.
+    A world of one rank needs no URL and touches torch.distributed not at all.
+    """
+    size = layout.world_size
+    if size > 1:
+        if not url:
+            raise UsageError(f"rank {rank} of {size} was given no rendezvous")
+        _join_world(url, rank, size, device, timeout)
+    by_kind = {kind: _own_group(layout, kind, rank, timeout) for kind in GROUP_KINDS}
+    return Groups(layout, rank, device, by_kind, timeout)
+
+
+def _join_world(url: str, rank: int, size: int, device: torch.device, timeout: float) -> None:
+    cuda = device.type == "cuda"
+    store = open_store(url, rank=rank, world_size=size, timeout=timeout)
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+            device_id=device if cuda else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise XserveError(f"rank {rank} of {size} could not join the others at {url}: {error}") from error
+
+
+def _own_group(layout: Layout, kind: GroupKind, rank: int, timeout: float) -> Group:
+    """Make all groups of a kind (torch wants every rank to make every group, in one order); keep the own one."""
+    groups = layout.groups(kind)
+    own = layout.group_of(kind, rank)
+    process_group: dist.ProcessGroup | None = None
+    if len(own) == layout.world_size > 1:
+        process_group = dist.group.WORLD
+    elif len(own) > 1:
+        made = [dist.new_group(ranks, timeout=timedelta(seconds=timeout)) for ranks in groups]
+        process_group = made[groups.index(own)]
+    return Group(kind, tuple(own), own.index(rank), process_group)
+
+
+def _connect(group: Group, device: torch.device, timeout: float) -> Communicator:
+    """The group's communicator. Collective: all ranks get the same class."""
+    if group.process_group is None:
+        return SoleCommunicator()
+    by_torch = TorchCommunicator(group.process_group, group.index, group.size)
+    if device.type != "cpu":
+        return by_torch
+    shared, why_not = attach(by_torch, timeout)
+    if shared is not None:
+        return shared
+    if group.index == 0:
+        log.warning("the %s group's all-reduce goes through gloo, which is slow: %s", group.kind, why_not)
+    return by_torch
