@@ -77,7 +77,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GrammarMask(msgspec.Struct, frozen=True, array_like=True):
-    """Allowed tokens: for each slot in `slots` (int32[G]) a row of ceil(vocab / 8) bytes; bit i of byte j: token 8j + i"""
+    """Allowed tokens: for each of `slots` (int32[G]) a row of ceil(vocab / 8) bytes; bit i of byte j = token 8j + i."""
 
     slots: bytes
     rows: bytes
