@@ -1,0 +1,97 @@
+"""Shares of the machine: threads for each worker, and whether weights and KV cache fit into memory."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from launcher.config import BLOCK_SIZE
+from launcher.errors import HostError, UsageError
+from launcher.host import HostFacts
+from launcher.plan.checkpoint import Checkpoint
+
+
+class Threads(NamedTuple):
+    number: int
+    origin: str
+    """One line: where the number came from."""
+
+
+def thread_budget(facts: HostFacts, local_workers: int) -> Threads:
+    """OMP threads of each worker: the CPUs we may use, shared over all local workers; at least one.
+
+    More threads than CPUs is the classic way to make a start 15 times slower, so quota counts like the mask: it is
+    rounded down, since a thread that waits for the next period holds up all others at the barrier.
+    """
+    if facts.omp_num_threads is not None:
+        return Threads(facts.omp_num_threads, "OMP_NUM_THREADS is set")
+    cpus, source = facts.cpus, f"{facts.cpus} CPUs in the affinity mask"
+    if facts.cpu_quota is not None and facts.cpu_quota < cpus:
+        cpus, source = max(1, math.floor(facts.cpu_quota)), f"CPU quota of {facts.cpu_quota:g}"
+    number = max(1, cpus // local_workers)
+    return Threads(number, f"{source} over {local_workers} local worker{'s'[: local_workers > 1]}")
+
+
+class Memory(NamedTuple):
+    """What a model needs at least, in bytes over all local ranks."""
+
+    weights: int
+    kv: int
+    """0: it cannot be told."""
+    line: str
+    """The arithmetic."""
+
+
+def check_kv_memory(model: Checkpoint, dtype: str, tp: int, given: int | None, max_model_len: int | None) -> None:
+    """Refuse a --kv-cache-memory that holds no block, or not one sequence of the length that was asked for."""
+    block = model.kv_bytes_per_block(dtype, tp)
+    if given is None or not block:
+        return
+    tokens = given // block * BLOCK_SIZE
+    if not tokens:
+        raise UsageError(
+            f"--kv-cache-memory {given} holds no block of {BLOCK_SIZE} tokens, which takes {block} bytes a rank"
+            f" ({_shape(model, dtype, tp)}): give at least {block}"
+        )
+    if max_model_len is not None and tokens < max_model_len:
+        need = math.ceil(max_model_len / BLOCK_SIZE) * block
+        raise UsageError(
+            f"--kv-cache-memory {given} holds {tokens} tokens, less than --max-model-len {max_model_len}:"
+            f" give at least {need}, or --max-model-len {tokens}"
+        )
+
+
+def memory_need(model: Checkpoint, dtype: str, tp: int, given: int | None, max_model_len: int | None) -> Memory:
+    """Weights (sharded, so once in all) and the least KV cache that serves: what was given, else one sequence."""
+    weights = model.weight_bytes_as(dtype)
+    block = model.kv_bytes_per_block(dtype, tp)
+    if given is not None:
+        kv, why = given * tp, f"{tp} x {size(given)} of KV cache"
+    else:
+        tokens = math.ceil((max_model_len or BLOCK_SIZE) / BLOCK_SIZE) * BLOCK_SIZE
+        kv, why = tokens // BLOCK_SIZE * block * tp, f"{tokens} tokens of KV cache"
+        why += f" {size(tokens // BLOCK_SIZE * block * tp)}" if block else ""
+    return Memory(weights, kv, f"weights as {dtype} {size(weights)} + {why} = {size(weights + kv)}")
+
+
+def check_memory(facts: HostFacts, need: Memory) -> None:
+    """Refuse a model that cannot fit beside what runs here already: later the kernel would kill it, without a word."""
+    if need.weights + need.kv > facts.memory_free:
+        raise HostError(
+            f"not enough memory: {need.line}, but {size(facts.memory_free)} are free ({facts.memory_origin}):"
+            " free some, raise the limit, or give a smaller --dtype, --max-model-len, --kv-cache-memory or model"
+        )
+
+
+def size(count: int) -> str:
+    """Bytes for people: ``1.5 GiB``; whole numbers below 1 KiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _shape(model: Checkpoint, dtype: str, tp: int) -> str:
+    return f"{model.layers} layers x {model.kv_heads // tp} KV heads x {model.head_dim} x 2, {dtype}"

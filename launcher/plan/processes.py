@@ -1,0 +1,148 @@
+"""The process table: one `ProcessSpec` for each process, with its settings, names and environment.
+
+A launch of tensor-parallel size N is N + 2 processes: one API server, one engine core, and its N children. With the
+``uni`` executor the engine core is the one rank, and has no children.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from launcher.config import ApiSettings, EngineSettings, LaunchConfig, RankSettings, WorkerSettings, encode
+from launcher.errors import InternalError
+from launcher.plan import front, names
+from launcher.plan.resolved import Files, Place, Resolved
+from launcher.process.spec import ChildMethod, ProcessSpec, Role
+
+API_TARGET = "launcher.api.server:run"
+CORE_TARGET = "launcher.engine.core_process:run"
+WORKER_TARGET = "launcher.worker.main:run"
+
+Settings = ApiSettings | EngineSettings | WorkerSettings
+_SETTINGS: dict[Role, type[Settings]] = {
+    "api_server": ApiSettings,
+    "engine_core": EngineSettings,
+    "worker": WorkerSettings,
+}
+_WORKERS_START: dict[ChildMethod, ChildMethod] = {
+    "fork": "fork",
+    "spawn": "spawn",
+    # The core itself is a fork of the helper, still single-threaded: its own forks are as clean as the helper's.
+    "forkserver": "fork",
+}
+"""How an engine core starts its workers, by how it was started itself."""
+
+
+def settings_of(spec: ProcessSpec) -> Settings:
+    """The settings in a spec's payload."""
+    if spec.role not in _SETTINGS:
+        raise InternalError(f"{spec.title} is a {spec.role}, which has no settings")
+    return msgspec.msgpack.decode(spec.payload, type=_SETTINGS[spec.role])
+
+
+def api_server(config: LaunchConfig, place: Place, files: Files, made: Resolved, env: dict[str, str]) -> ProcessSpec:
+    title, comm = names.api_server(0)
+    settings = ApiSettings(
+        index=0,
+        engine_addresses=(front.engine_address(place.run_dir, 0),),
+        model=str(files.model) if files.model is not None else None,
+        served_model_name=made.served_name.value,
+        api_keys=files.api_keys,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        log_level=config.log_level,
+    )
+    return ProcessSpec(
+        title=title,
+        comm=comm,
+        role="api_server",
+        target=API_TARGET,
+        env=env,
+        payload=encode(settings),
+        instance=place.name,
+        launch_id=place.launch_id,
+    )
+
+
+def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved, env: dict[str, str]) -> ProcessSpec:
+    """Engine core 0 with its workers; `env` is for both, since the ``uni`` executor's worker lives in the core."""
+    title, comm = names.engine_core(0)
+    workers = [_worker_settings(config, place, files, made, rank) for rank in range(made.layout.world_size)]
+    settings = EngineSettings(
+        backend=made.backend.value,
+        worker=workers[0],
+        dp_rank=0,
+        address=front.engine_address(place.run_dir, 0),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        ring_bytes=config.ring_bytes,
+        ready_timeout=config.ready_timeout,
+        shutdown_timeout=config.shutdown_timeout,
+        seed=config.seed,
+        generation=place.generation,
+    )
+    children = () if made.backend.value == "uni" else tuple(_worker(place, made, env, each) for each in workers)
+    return ProcessSpec(
+        title=title,
+        comm=comm,
+        role="engine_core",
+        target=CORE_TARGET,
+        env=env,
+        payload=encode(settings),
+        children=children,
+        child_method=_WORKERS_START[made.start.value],
+        instance=place.name,
+        launch_id=place.launch_id,
+    )
+
+
+def _worker(place: Place, made: Resolved, env: dict[str, str], settings: WorkerSettings) -> ProcessSpec:
+    rank = settings.ranks.rank
+    title, comm = names.worker(rank, made.layout.coordinates(rank))
+    return ProcessSpec(
+        title=title,
+        early_title=names.EARLY_WORKER,
+        comm=comm,
+        role="worker",
+        target=WORKER_TARGET,
+        rank=rank,
+        env=env,
+        payload=encode(settings),
+        instance=place.name,
+        launch_id=place.launch_id,
+    )
+
+
+def _worker_settings(config: LaunchConfig, place: Place, files: Files, made: Resolved, rank: int) -> WorkerSettings:
+    at, layout = made.layout.coordinates(rank), made.layout
+    ranks = RankSettings(
+        rank=rank,
+        local_rank=rank,
+        world_size=layout.world_size,
+        tp_rank=at.tp,
+        tp_size=layout.tp,
+        pp_rank=at.pp,
+        pp_size=layout.pp,
+        dp_rank=at.dp,
+        dp_size=layout.dp,
+    )
+    return WorkerSettings(
+        worker=made.worker.value,
+        worker_extension=config.worker_extension,
+        worker_config=config.worker_config,
+        ranks=ranks,
+        rendezvous=front.rendezvous(place.run_dir, place.launch_id, at.dp, place.generation),
+        model=str(files.model) if files.model is not None else None,
+        device=made.device.value,
+        device_index=rank if made.device.value == "cuda" else 0,
+        dtype=made.dtype.value,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv_cache_memory=config.kv_cache_memory,
+        local_world_size=layout.world_size,
+        num_threads=made.threads.number,
+        seed=config.seed,
+        generation=place.generation,
+    )

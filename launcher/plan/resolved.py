@@ -1,0 +1,94 @@
+"""What several processes of one plan share: where the launch lives, what was read for it, and each decision once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from launcher.config import REFERENCE_WORKER, LaunchConfig
+from launcher.host import HostFacts
+from launcher.parallel.ranks import Layout
+from launcher.plan import budget, choices
+from launcher.plan.checkpoint import Checkpoint
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A setting that the plan chose or took over, for people."""
+
+    name: str
+    value: str
+    origin: str
+
+
+class Place(NamedTuple):
+    """Where a launch lives, and which launch and life it is."""
+
+    run_dir: Path
+    launch_id: str
+    name: str
+    generation: int = 0
+
+
+class Files(NamedTuple):
+    """What was read from disk for a plan."""
+
+    model: Path | None = None
+    checkpoint: Checkpoint | None = None
+    """Only for the transformers worker: what others do with a model is theirs to know."""
+    api_keys: tuple[str, ...] = ()
+
+
+class Resolved:
+    """The decisions of one plan. Raises what `launcher.plan.choices` raises."""
+
+    def __init__(self, config: LaunchConfig, facts: HostFacts, files: Files) -> None:
+        self.config = config
+        self.facts = facts
+        self.worker = choices.choose_worker(config)
+        self.backend = choices.choose_backend(config)
+        self.device = choices.choose_device(config, facts, self.worker.value)
+        self.dtype = choices.choose_dtype(config, self.device.value, files.checkpoint)
+        self.start = choices.choose_start(config, facts)
+        self.threads = budget.thread_budget(facts, config.tp)
+        self.layout = Layout(tp=config.tp)
+        self.served_name = choices.served_name(config, self.worker.value, files.model)
+
+    def decisions(self) -> tuple[Decision, ...]:
+        return (
+            Decision("worker", *self.worker),
+            Decision("backend", *self.backend),
+            Decision("device", *self.device),
+            Decision("dtype", *self.dtype),
+            Decision("start method", *self.start),
+            Decision("OMP threads", str(self.threads.number), self.threads.origin),
+            Decision("KV cache", *self._kv_memory()),
+            Decision("served model name", *self.served_name),
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the start of the log: what surprises first."""
+        lines = []
+        reference = self.worker.value == REFERENCE_WORKER
+        if reference and self.config.worker is None:
+            lines.append("no --model and no --worker: the reference worker answers, with made-up tokens")
+        if reference and self.config.device == "cuda":
+            lines.append("--device cuda has no effect: the reference worker computes nothing")
+        elif self.facts.gpu_note and not reference and self.config.device != "cpu":
+            lines.append(self.facts.gpu_note)
+        lines.append(f"start method {self.start.value}: {self.start.reason}")
+        lines.append(f"OMP threads {self.threads.number} per worker: {self.threads.origin}")
+        if not reference:
+            lines.append("KV cache {}: {}".format(*self._kv_memory()))
+        return tuple(lines)
+
+    def _kv_memory(self) -> tuple[str, str]:
+        given = self.config.kv_cache_memory
+        if given is not None:
+            return f"{budget.size(given)} per rank", "--kv-cache-memory"
+        if self.device.value == "cuda":
+            return "what each GPU has left once the model is loaded", "default on CUDA"
+        ranks = f", shared by {self.config.tp} ranks" if self.config.tp > 1 else ""
+        free = f"{budget.size(self.facts.memory_free)} now ({self.facts.memory_origin})"
+        return f"half of what is free once the model is loaded{ranks}", f"default on CPU; free are {free}"
