@@ -1,0 +1,259 @@
+"""What the tree prints: log lines of our processes, output of children, secrets hidden in both.
+
+A child's stdout and stderr are a pipe to the supervisor, which reads it in its poll loop and prints every line with
+``(Title pid=N)`` before it. So a child's own log lines carry no prefix; the supervisor's do.
+
+The supervisor never blocks on its own stderr: whoever reads it may be a stopped terminal or a full pipe, and a
+supervisor that waits for him watches nobody. `LineWriter` holds back a bounded amount and then counts what it drops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from launcher.clock import Deadline
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+KEPT_LINES = 20
+"""Lines of a child's output kept for its failure report."""
+LINE_BYTES = 16 << 10
+"""Where a line without an end is cut."""
+BACKLOG_BYTES = 1 << 20
+FORGOTTEN_CHILDREN = 128
+"""Ended children whose last lines are still known."""
+HIDDEN = "***"
+_SHORT_SECRET = 8
+"""Secrets shorter than this are hidden only where they stand alone: else they would blot out half of the text."""
+
+
+class Redactor:
+    """Replaces every known secret in a text."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets: set[str] = set()
+        self._text: re.Pattern[str] | None = None
+        self._data: re.Pattern[bytes] | None = None
+        for secret in secrets:
+            self.add(secret)
+
+    def add(self, secret: str) -> None:
+        if not secret:
+            return
+        self._secrets.add(secret)
+        # The longest first: a secret may be the beginning of another.
+        pattern = "|".join(_pattern(s) for s in sorted(self._secrets, key=len, reverse=True))
+        self._text = re.compile(pattern)
+        self._data = re.compile(pattern.encode())
+
+    def text(self, text: str) -> str:
+        return self._text.sub(HIDDEN, text) if self._text else text
+
+    def data(self, data: bytes) -> bytes:
+        return self._data.sub(HIDDEN.encode(), data) if self._data else data
+
+
+def _pattern(secret: str) -> str:
+    escaped = re.escape(secret)
+    return escaped if len(secret) >= _SHORT_SECRET else rf"(?<![\w-]){escaped}(?![\w-])"
+
+
+SECRETS = Redactor()
+"""This process's secrets: the command line adds API keys as soon as it knows them; all printing goes through it."""
+
+
+class LineWriter:
+    """Whole lines to a descriptor, without ever waiting for its reader (except in `drain`)."""
+
+    def __init__(self, fd: int = 2, *, limit: int = BACKLOG_BYTES) -> None:
+        self._fd = fd
+        self._limit = limit
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._lost = 0
+        self._broken = False
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    @property
+    def pending(self) -> bool:
+        """True: call `flush` again later."""
+        return bool(self._waiting)
+
+    def write(self, lines: bytes) -> None:
+        """`lines` ends with a newline. Goes out in pieces of at most PIPE_BUF bytes, which nobody can write between."""
+        for piece in _pieces(lines):
+            if self._bytes + len(piece) > self._limit:
+                self._lost += piece.count(b"\n")
+                continue
+            self._waiting.append(piece)
+            self._bytes += len(piece)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the descriptor takes now."""
+        while self._waiting and not self._broken:
+            # A pipe that polls writable takes PIPE_BUF bytes without blocking; the flag O_NONBLOCK would be everybody's
+            # who shares the terminal with us.
+            if not self._poll.poll(0):
+                return
+            self._write_first()
+        if self._broken:
+            self._waiting.clear()
+            self._bytes = 0
+        elif self._lost:
+            lost, self._lost = self._lost, 0
+            self.write(b"xserve: %d lines of output were lost here: they came faster than they were read\n" % lost)
+
+    def drain(self, deadline: Deadline) -> None:
+        """Wait until everything is out, or the deadline."""
+        self.flush()
+        while self._waiting and not deadline.expired:
+            self._poll.poll(deadline.remaining_ms(1.0))
+            self.flush()
+
+    def _write_first(self) -> None:
+        piece = self._waiting[0]
+        try:
+            written = os.write(self._fd, piece)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._broken = True  # the reader is gone: what is said from now on is for nobody
+            return
+        self._bytes -= written
+        if written < len(piece):
+            self._waiting[0] = piece[written:]
+        else:
+            self._waiting.popleft()
+
+
+def _pieces(lines: bytes) -> Iterable[bytes]:
+    """Cut after line ends, so that each piece is at most PIPE_BUF bytes; a longer line is cut inside."""
+    start = 0
+    while start < len(lines):
+        end = start + select.PIPE_BUF
+        if end < len(lines):
+            newline = lines.rfind(b"\n", start, end)
+            end = newline + 1 if newline >= 0 else end
+        yield lines[start:end]
+        start = end
+
+
+class _Child:
+    """One child's output: a beginning of a line, and the last whole ones."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.partial = b""
+        self.last: deque[bytes] = deque(maxlen=KEPT_LINES)
+
+
+class OutputRelay:
+    """Children's output, line by line with a prefix, to `sink`. Children are known by their pid."""
+
+    def __init__(self, sink: Callable[[bytes], None], secrets: Redactor = SECRETS) -> None:
+        """`sink` takes whole lines (`LineWriter.write`, or the start screen's `write`)."""
+        self.sink = sink
+        self._secrets = secrets
+        self._children: dict[int, _Child] = {}
+        self._ended: dict[int, _Child] = {}
+
+    def start(self, pid: int, title: str) -> None:
+        """A child is born, or has got another title."""
+        if (child := self._children.get(pid)) is not None:
+            child.title = title
+            return
+        self._ended.pop(pid, None)
+        self._children[pid] = _Child(title)
+
+    def read(self, fd: int, pid: int) -> bool:
+        """One read of a child's pipe that polled readable. False at its end: then the child's output is finished."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            data = b""  # EIO: a terminal whose last writer is gone
+        if not data:
+            self.finish(pid)
+            return False
+        self.feed(pid, data)
+        return True
+
+    def feed(self, pid: int, data: bytes) -> None:
+        """Bytes as they came out of the pipe. Nothing is changed in them but secrets."""
+        child = self._children[pid]
+        *lines, child.partial = (child.partial + data).split(b"\n")
+        while len(child.partial) >= LINE_BYTES:
+            lines.append(child.partial[:LINE_BYTES])
+            child.partial = child.partial[LINE_BYTES:]
+        self._emit(pid, child, lines)
+
+    def finish(self, pid: int) -> None:
+        """The child's output is at its end. Its last lines stay known for a while. Idempotent."""
+        child = self._children.pop(pid, None)
+        if child is None:
+            return
+        if child.partial:
+            self._emit(pid, child, [child.partial])
+        self._ended[pid] = child
+        while len(self._ended) > FORGOTTEN_CHILDREN:
+            del self._ended[next(iter(self._ended))]
+
+    def last_lines(self, pid: int) -> tuple[str, ...]:
+        """The last `KEPT_LINES` lines, an unfinished one included, for a failure report."""
+        child = self._children.get(pid) or self._ended.get(pid)
+        if child is None:
+            return ()
+        lines = [*child.last, *([self._secrets.data(child.partial)] if pid in self._children and child.partial else [])]
+        # Of a line that was drawn over and over (a progress bar) the last state counts.
+        shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
+        return tuple(line.decode(errors="replace") for line in shown)[-KEPT_LINES:]
+
+    def _emit(self, pid: int, child: _Child, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        clean = [self._secrets.data(line) for line in lines]
+        child.last.extend(clean)
+        prefix = f"({child.title} pid={pid}) ".encode()
+        self.sink(b"".join(prefix + line + b"\n" for line in clean))
+
+
+class _Formatter(logging.Formatter):
+    """Plain lines, secrets hidden, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return SECRETS.text(super().format(record))
+
+
+class _SinkHandler(logging.Handler):
+    def __init__(self, sink: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+            self._sink(text.encode(errors="backslashreplace") + b"\n")
+        except Exception:
+            self.handleError(record)
+
+
+def setup(level: str, title: str, *, sink: Callable[[bytes], None] | None = None) -> None:
+    """Log to stderr from `level` on. `title` is the prefix; empty for a child, whose supervisor puts it there.
+
+    `sink` (the supervisor's `LineWriter.write` or screen) replaces stderr. Calling it again replaces the set-up before.
+    """
+    handler: logging.Handler = logging.StreamHandler() if sink is None else _SinkHandler(sink)
+    prefix = f"({title} pid={os.getpid()}) ".replace("%", "%%") if title else ""
+    handler.setFormatter(_Formatter(f"{prefix}%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
