@@ -1,7 +1,9 @@
 """Messages between a child and its parent (and, mirrored, the supervisor) over the channel. No I/O here.
 
-Up (child → parent): `StepReport`, `ReadyReport`, `FailureReport`, `ChildStarted`, `ChildGone`, `Drained`, `Goodbye`.
-Down (parent → child): `Birth` first, then `Handover`, `TreeState`, `Drain`, `Stop`.
+Up (child → parent): `Born`, `StepReport`, `ReadyReport`, `FailureReport`, `ChildStarted`, `ChildGone`, `Drained`,
+`Goodbye`.
+Down (parent → child): `Birth` first, then `Handover`, `TreeState`, `Drain`, `Stop`; to the helper `Fork`, `Guard`,
+`Unguard`.
 EOF in either direction = the process at the other end is gone.
 """
 
@@ -77,6 +79,12 @@ class ChildGone(msgspec.Struct, frozen=True, tag=True):
     wanted: bool
 
 
+class Born(msgspec.Struct, frozen=True, tag=True):
+    """First word of a child of the forkserver: its pid, sent once it has become the supervisor's child."""
+
+    pid: int
+
+
 class Drained(msgspec.Struct, frozen=True, tag=True):
     """An API server has no request left; `cut` were aborted because the time was over."""
 
@@ -129,5 +137,26 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     budget: float
 
 
-UpMessage = StepReport | ReadyReport | FailureReport | ChildStarted | ChildGone | Drained | Goodbye
-DownMessage = Birth | Handover | TreeState | Drain | Stop
+# --- supervisor → its helper (forkserver or guard); the helper answers with the reports above -----------------------
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a child for `parent_pid`; its end of the channel comes along as the only descriptor."""
+
+    parent_pid: int
+
+
+class Guard(msgspec.Struct, frozen=True, tag=True):
+    """These sessions (leader's pid → start time) are ours: end them if the supervisor dies without a word."""
+
+    sessions: dict[int, int]
+
+
+class Unguard(msgspec.Struct, frozen=True, tag=True):
+    """The process is gone and reaped."""
+
+    pid: int
+
+
+UpMessage = StepReport | ReadyReport | FailureReport | ChildStarted | ChildGone | Born | Drained | Goodbye
+DownMessage = Birth | Handover | TreeState | Drain | Stop | Fork | Guard | Unguard

@@ -1,0 +1,139 @@
+"""What is known of every process of the tree: the actual state, filled from reports, read by `status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from launcher import clock
+from launcher.errors import Failure
+from launcher.process.reports import (
+    ChildGone,
+    ChildStarted,
+    FailureReport,
+    Goodbye,
+    ReadyReport,
+    Step,
+    StepReport,
+    UpMessage,
+)
+from launcher.process.spec import ProcessSpec
+
+_ORDER = list(Step)
+
+
+class Record:
+    """One process: of ours or of an engine core's."""
+
+    def __init__(self, spec: ProcessSpec, parent: str) -> None:
+        self.spec = spec
+        self.parent = parent
+        """The title of the process that starts it."""
+        self.pid = 0
+        self.start_time = 0
+        self.step = Step.SPAWNED
+        self.since = time.time()
+        """Unix seconds, for people."""
+        self.last_progress = clock.now()
+        self.progress: StepReport | None = None
+        self.ready = False
+        self.gone = False
+        self.goodbye = False
+        self.wanted = False
+        self.failure: Failure | None = None
+        self.restarts = 0
+
+    @property
+    def title(self) -> str:
+        return self.spec.title
+
+    def enter(self, step: Step) -> None:
+        if step != self.step:
+            self.step = step
+            self.since = time.time()
+        self.last_progress = clock.now()
+
+
+class Tree:
+    """Records by title, in the order of the plan (parents before children)."""
+
+    def __init__(self, specs: Iterable[ProcessSpec], root: str) -> None:
+        self.records: dict[str, Record] = {}
+        self._add(specs, root)
+
+    def _add(self, specs: Iterable[ProcessSpec], parent: str) -> None:
+        for spec in specs:
+            self.records[spec.title] = Record(spec, parent)
+            self._add(spec.children, spec.title)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records.values())
+
+    def __getitem__(self, title: str) -> Record:
+        return self.records[title]
+
+    def started(self, title: str, pid: int, start_time: int) -> None:
+        record = self.records[title]
+        record.pid, record.start_time = pid, start_time
+        record.enter(record.step)
+
+    def note(self, title: str, message: UpMessage) -> bool:
+        """Take over a report of `title`; True when something that `status` shows has changed."""
+        record = self.records[title]
+        if isinstance(message, StepReport):
+            changed = record.step != message.step
+            record.progress = message
+            record.enter(message.step)
+            return changed
+        if isinstance(message, ReadyReport):
+            record.ready = True
+            record.enter(Step.READY)
+            return True
+        if isinstance(message, FailureReport):
+            record.failure = record.failure or message.failure
+        elif isinstance(message, Goodbye):
+            record.goodbye = True
+        elif isinstance(message, ChildStarted) and message.title in self.records:
+            self.started(message.title, message.pid, message.start_time)
+        elif isinstance(message, ChildGone) and message.title in self.records:
+            self.gone(message.title, wanted=message.wanted)
+        return False
+
+    def gone(self, title: str, *, wanted: bool) -> None:
+        record = self.records[title]
+        record.gone = True
+        record.wanted = wanted
+        record.enter(Step.GONE)
+
+    def by_pid(self, pid: int) -> Record | None:
+        return next((record for record in self if record.pid == pid), None)
+
+    def failures(self) -> list[Failure]:
+        return [record.failure for record in self if record.failure is not None]
+
+    def sessions(self) -> dict[int, int]:
+        """Session id → start time of its leader, for every process that was ever started."""
+        return {record.pid: record.start_time for record in self if record.pid}
+
+    def behind(self) -> list[Record]:
+        """Processes that are not READY, the furthest behind first."""
+        waiting = [record for record in self if not record.ready and not record.gone]
+        return sorted(waiting, key=lambda r: (_ORDER.index(r.step), r.last_progress))
+
+    def phase(self) -> str:
+        """One line on the slowest: ``Worker_DP0_PP0_TP2: model 120/538 MB``."""
+        for record in self.behind():
+            if record.spec.children and not all(self.records[c.title].ready for c in record.spec.children):
+                continue  # an engine core that waits for its workers is not what is slow
+            return f"{record.title}: {record.step}{describe_progress(record.progress)}"
+        return "ready"
+
+
+def describe_progress(report: StepReport | None) -> str:
+    """`` 120/538 MB`` or `` detail``, with a leading blank; empty when there is nothing to say."""
+    if report is None:
+        return ""
+    text = f" {report.detail}" if report.detail else ""
+    if report.total:
+        text += f" {report.done:g}/{report.total:g} {report.unit}".rstrip()
+    return text
