@@ -24,8 +24,8 @@ KEPT_LINES = 20
 LINE_BYTES = 16 << 10
 """Where a line without an end is cut."""
 BACKLOG_BYTES = 1 << 20
-FORGOTTEN_CHILDREN = 128
-"""Ended children whose last lines are still known."""
+KNOWN_CHILDREN = 1024
+"""Children, living and ended, whose last lines are known: more than a node has processes."""
 HIDDEN = "***"
 _SHORT_SECRET = 8
 """Secrets shorter than this are hidden only where they stand alone: else they would blot out half of the text."""
@@ -81,8 +81,16 @@ class LineWriter:
 
     @property
     def pending(self) -> bool:
-        """True: call `flush` again later."""
+        """True: call `flush` again when the descriptor is writable."""
         return bool(self._waiting)
+
+    def filenos(self) -> dict[int, int]:
+        """For a poll loop: the descriptor while something waits for it."""
+        return {self._fd: select.POLLOUT} if self._waiting else {}
+
+    def on_event(self, fd: int) -> None:  # noqa: ARG002 there is only one
+        """The descriptor is writable."""
+        self.flush()
 
     def write(self, lines: bytes) -> None:
         """`lines` ends with a newline. Goes out in pieces of at most PIPE_BUF bytes, which nobody can write between."""
@@ -145,83 +153,68 @@ def _pieces(lines: bytes) -> Iterable[bytes]:
 
 
 class _Child:
-    """One child's output: a beginning of a line, and the last whole ones."""
+    """One child's output: the beginning of a line, and the last whole ones."""
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self) -> None:
         self.partial = b""
         self.last: deque[bytes] = deque(maxlen=KEPT_LINES)
 
 
 class OutputRelay:
-    """Children's output, line by line with a prefix, to `sink`. Children are known by their pid."""
+    """Children's output, line by line with a prefix, to `sink`.
+
+    A title is one child's at a time; its successor (after a restart) comes with another pid and begins anew.
+    """
 
     def __init__(self, sink: Callable[[bytes], None], secrets: Redactor = SECRETS) -> None:
         """`sink` takes whole lines (`LineWriter.write`, or the start screen's `write`)."""
-        self.sink = sink
+        self._sink = sink
         self._secrets = secrets
-        self._children: dict[int, _Child] = {}
-        self._ended: dict[int, _Child] = {}
+        self._children: dict[tuple[str, int], _Child] = {}
+        """Those that have printed something; the one that printed first is the oldest."""
 
-    def start(self, pid: int, title: str) -> None:
-        """A child is born, or has got another title."""
-        if (child := self._children.get(pid)) is not None:
-            child.title = title
-            return
-        self._ended.pop(pid, None)
-        self._children[pid] = _Child(title)
-
-    def read(self, fd: int, pid: int) -> bool:
-        """One read of a child's pipe that polled readable. False at its end: then the child's output is finished."""
-        try:
-            data = os.read(fd, 1 << 16)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            data = b""  # EIO: a terminal whose last writer is gone
-        if not data:
-            self.finish(pid)
-            return False
-        self.feed(pid, data)
-        return True
-
-    def feed(self, pid: int, data: bytes) -> None:
-        """Bytes as they came out of the pipe. Nothing is changed in them but secrets."""
-        child = self._children[pid]
+    def feed(self, title: str, pid: int, data: bytes) -> None:
+        """Bytes as they came out of the child's pipe. Nothing is changed in them but secrets."""
+        child = self._child(title, pid)
         *lines, child.partial = (child.partial + data).split(b"\n")
         while len(child.partial) >= LINE_BYTES:
             lines.append(child.partial[:LINE_BYTES])
             child.partial = child.partial[LINE_BYTES:]
-        self._emit(pid, child, lines)
+        self._emit(title, pid, child, lines)
 
-    def finish(self, pid: int) -> None:
-        """The child's output is at its end. Its last lines stay known for a while. Idempotent."""
-        child = self._children.pop(pid, None)
-        if child is None:
-            return
-        if child.partial:
-            self._emit(pid, child, [child.partial])
-        self._ended[pid] = child
-        while len(self._ended) > FORGOTTEN_CHILDREN:
-            del self._ended[next(iter(self._ended))]
+    def finish(self, title: str, pid: int) -> None:
+        """The pipe is at its end. The last lines stay known. Idempotent."""
+        child = self._children.get((title, pid))
+        if child is not None and child.partial:
+            self._emit(title, pid, child, [child.partial])
+            child.partial = b""
 
-    def last_lines(self, pid: int) -> tuple[str, ...]:
-        """The last `KEPT_LINES` lines, an unfinished one included, for a failure report."""
-        child = self._children.get(pid) or self._ended.get(pid)
-        if child is None:
+    def tail(self, title: str) -> tuple[str, ...]:
+        """The last `KEPT_LINES` lines of the newest child of that title, an unfinished one included."""
+        newest = next((key for key in reversed(self._children) if key[0] == title), None)
+        if newest is None:
             return ()
-        lines = [*child.last, *([self._secrets.data(child.partial)] if pid in self._children and child.partial else [])]
+        child = self._children[newest]
+        lines = [*child.last, *([self._secrets.data(child.partial)] if child.partial else [])]
         # Of a line that was drawn over and over (a progress bar) the last state counts.
         shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
         return tuple(line.decode(errors="replace") for line in shown)[-KEPT_LINES:]
 
-    def _emit(self, pid: int, child: _Child, lines: list[bytes]) -> None:
+    def _child(self, title: str, pid: int) -> _Child:
+        child = self._children.get((title, pid))
+        if child is None:
+            while len(self._children) >= KNOWN_CHILDREN:
+                del self._children[next(iter(self._children))]
+            child = self._children[title, pid] = _Child()
+        return child
+
+    def _emit(self, title: str, pid: int, child: _Child, lines: list[bytes]) -> None:
         if not lines:
             return
         clean = [self._secrets.data(line) for line in lines]
         child.last.extend(clean)
-        prefix = f"({child.title} pid={pid}) ".encode()
-        self.sink(b"".join(prefix + line + b"\n" for line in clean))
+        prefix = f"({title} pid={pid}) ".encode()
+        self._sink(b"".join(prefix + line + b"\n" for line in clean))
 
 
 class _Formatter(logging.Formatter):

@@ -39,7 +39,6 @@ def pipe() -> Iterator[tuple[int, int]]:
 def relay() -> tuple[OutputRelay, Lines]:
     lines = Lines()
     one = OutputRelay(lines, Redactor(["sk-secret-key"]))
-    one.start(7, "Worker")
     return one, lines
 
 
@@ -48,56 +47,60 @@ def test_lines_get_the_prefix_however_they_are_cut() -> None:
         one, lines = relay()
         text = "ein Ü\nzwei\r\n\nlast".encode()
         for at in range(0, len(text), size):
-            one.feed(7, text[at : at + size])
-        one.finish(7)
+            one.feed("Worker", 7, text[at : at + size])
+        one.finish("Worker", 7)
         prefix = b"(Worker pid=7) "
         assert lines.data == prefix + "ein Ü\n".encode() + prefix + b"zwei\r\n" + prefix + b"\n" + prefix + b"last\n"
 
 
-def test_a_title_may_change_and_last_lines_survive_the_end() -> None:
+def test_last_lines_survive_the_end() -> None:
     one, lines = relay()
-    one.feed(7, b"a\n")
-    one.start(7, "Worker_DP0_PP0_TP3")
-    one.feed(7, b"".join(b"line %d\n" % n for n in range(30)) + b"unfinished")
-    assert one.last_lines(7) == (*(f"line {n}" for n in range(11, 30)), "unfinished")
-    one.finish(7)
-    one.finish(7)
-    assert one.last_lines(7)[-2:] == ("line 29", "unfinished")
-    assert lines.data.startswith(b"(Worker pid=7) a\n(Worker_DP0_PP0_TP3 pid=7) line 0\n")
-    assert one.last_lines(8) == ()
+    one.feed("Worker", 7, b"".join(b"line %d\n" % n for n in range(30)) + b"unfinished")
+    assert one.tail("Worker") == (*(f"line {n}" for n in range(11, 30)), "unfinished")
+    one.finish("Worker", 7)
+    one.finish("Worker", 7)
+    assert one.tail("Worker")[-2:] == ("line 29", "unfinished")
+    assert lines.data.endswith(b"(Worker pid=7) line 29\n(Worker pid=7) unfinished\n")
+    assert one.tail("nobody") == ()
+    one.finish("nobody", 8)
+
+
+def test_a_successor_begins_anew() -> None:
+    one, _ = relay()
+    one.feed("Worker", 7, b"old\nhalf")
+    one.feed("Worker", 8, b"new\n")
+    assert one.tail("Worker") == ("new",)
 
 
 def test_of_a_progress_bar_the_last_state_is_reported() -> None:
     one, _ = relay()
-    one.feed(7, b"\r10%\r50%\r100%\n\r10%\r20%")
-    assert one.last_lines(7) == ("100%", "20%")
+    one.feed("Worker", 7, b"\r10%\r50%\r100%\n\r10%\r20%")
+    assert one.tail("Worker") == ("100%", "20%")
 
 
 def test_a_line_without_end_is_cut_and_does_not_grow() -> None:
     one, lines = relay()
     for _ in range(10):
-        one.feed(7, b"x" * LINE_BYTES)
+        one.feed("Worker", 7, b"x" * LINE_BYTES)
     assert lines.data.count(b"\n") == 10
-    one.finish(7)
+    one.finish("Worker", 7)
     assert lines.data.count(b"x") == 10 * LINE_BYTES
 
 
-def test_memory_of_ended_children_is_bounded() -> None:
+def test_the_number_of_known_children_is_bounded() -> None:
     one, _ = relay()
-    for pid in range(100, 100 + 3 * logs.FORGOTTEN_CHILDREN):
-        one.start(pid, "x")
-        one.feed(pid, b"y\n")
-        one.finish(pid)
-    known = [pid for pid in range(100, 1000) if one.last_lines(pid)]
-    assert len(known) == logs.FORGOTTEN_CHILDREN
+    count = 2 * logs.KNOWN_CHILDREN
+    for pid in range(count):
+        one.feed(f"w{pid}", pid, b"y\n")
+    assert sum(bool(one.tail(f"w{pid}")) for pid in range(count)) == logs.KNOWN_CHILDREN
 
 
 def test_secrets_do_not_pass() -> None:
     one, lines = relay()
-    one.feed(7, b"key=sk-secre")
-    one.feed(7, b"t-key!\n")
+    one.feed("Worker", 7, b"key=sk-secre")
+    one.feed("Worker", 7, b"t-key!\n")
     assert lines.data == b"(Worker pid=7) key=***!\n"
-    assert one.last_lines(7) == ("key=***!",)
+    assert one.tail("Worker") == ("key=***!",)
 
 
 def test_short_secrets_are_hidden_where_they_stand_alone() -> None:
@@ -105,15 +108,6 @@ def test_short_secrets_are_hidden_where_they_stand_alone() -> None:
     assert some.text("abc 'abc' abcd x-abc") == "*** '***' abcd x-abc"
     assert some.text("xlonger-secret-2y longer-secret") == "x***y ***"
     assert some.data(b"abc") == b"***"
-
-
-def test_reading_ends_at_eof(pipe: tuple[int, int]) -> None:
-    one, lines = relay()
-    os.write(pipe[1], b"hello")
-    assert one.read(pipe[0], 7)
-    os.close(pipe[1])
-    assert not one.read(pipe[0], 7)
-    assert lines.data == b"(Worker pid=7) hello\n"
 
 
 def test_a_reader_that_stopped_reading_does_not_block_us(pipe: tuple[int, int]) -> None:
@@ -125,7 +119,8 @@ def test_a_reader_that_stopped_reading_does_not_block_us(pipe: tuple[int, int]) 
     got = b""
     while writer.pending or select.select([pipe[0]], [], [], 0)[0]:
         got += os.read(pipe[0], 1 << 16)
-        writer.flush()
+        for fd in writer.filenos():
+            writer.on_event(fd)
     lines = got.split(b"\n")
     whole = lines.count(line[:-1])
     assert lines[-1] == b""
