@@ -13,8 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
-from launcher.config import EngineSettings
+import msgspec
+
+from launcher import envs
+from launcher.config import REFERENCE_WORKER, EngineSettings
 from launcher.errors import UsageError
+from launcher.worker.base import no_progress, take_own_config
 from launcher.worker.classes import import_class
 from launcher.worker.step import (
     GrammarMask,
@@ -31,6 +35,7 @@ from launcher.worker.step import (
 
 if TYPE_CHECKING:
     from launcher.process.child import ChildContext
+    from launcher.worker.injury import Injury
 
 __all__ = [
     "Executor",
@@ -78,11 +83,23 @@ class Executor(ABC):
     def __init__(self, settings: EngineSettings, ctx: ChildContext | None = None) -> None:
         """A subclass that forks does so here, before anything makes a thread, a ZMQ context or a ring."""
         ranks = settings.worker.ranks
-        self.settings = settings
+        worker = msgspec.structs.replace(settings.worker, generation=settings.generation)
+        self.settings = msgspec.structs.replace(settings, worker=worker)
         self.ctx = ctx
         self.world_size: int = ranks.world_size
         self.output_rank: int = ranks.world_size - ranks.tp_size
         """First TP rank of the last PP stage: the one whose `execute_model` answer counts."""
+        self._injury: Injury | None = None
+        """Faults of rank ``core`` in ``XSERVE_FAULT``: failures of this process, rehearsed."""
+        if settings.worker.worker == REFERENCE_WORKER and envs.fault_text():
+            from launcher.worker.injury import make_injury  # only then: it brings ctypes and subprocess
+
+            self._injury = make_injury("core", worker, lambda: no_progress if ctx is None else ctx.progress)
+
+    def _strike(self, point: Literal["init", "step", "cleanup"]) -> None:
+        """A backend calls it where a rehearsed failure of the engine core would happen."""
+        if self._injury is not None:
+            self._injury.strike(point)
 
     # --- what a backend implements ---------------------------------------------------------------------------------
 
@@ -143,6 +160,7 @@ class Executor(ABC):
 
     def execute_model(self, plan: StepPlan, non_block: bool = False) -> StepOutput | Future[StepOutput | None] | None:
         """Run one step on all ranks; the output rank's answer. None if the plan has a grammar."""
+        self._strike("step")
         future: Future[StepOutput | None] = self.submit("execute_model", (plan,), unique_reply_rank=self.output_rank)
         return future if non_block else future.result()
 
@@ -165,18 +183,13 @@ class Executor(ABC):
             raise UsageError(
                 f"{len(kv_configs)} KV configs for {self.world_size} ranks; give one per rank, in rank order"
             )
-        self.collective_rpc(_take_own_config, (kv_configs,))
+        self.collective_rpc(take_own_config, (kv_configs,))
         self.collective_rpc("compile_or_warm_up_model")
 
     def check_health(self) -> None:
         """Ask every rank whether it is well; the first error of any of them."""
         self.raise_if_dead()
         self.collective_rpc("check_health")
-
-
-def _take_own_config(worker: Any, kv_configs: list[KVCacheConfig]) -> None:
-    """Runs on the worker."""
-    worker.initialize_from_config(kv_configs[worker.settings.ranks.rank])
 
 
 def resolve_executor(backend: str) -> type[Executor]:

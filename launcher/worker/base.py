@@ -101,3 +101,8 @@ class Worker:
 
     def shutdown(self) -> None:
         """Free what the process's end does not free."""
+
+
+def take_own_config(worker: Any, kv_configs: list[KVCacheConfig]) -> None:
+    """For `collective_rpc`: every rank takes its own of the list."""
+    worker.initialize_from_config(kv_configs[worker.settings.ranks.rank])

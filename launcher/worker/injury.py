@@ -6,12 +6,14 @@ import ctypes
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from launcher import clock, envs, host
+from launcher.config import WorkerSettings
 from launcher.errors import HostError
 from launcher.worker.base import Progress
-from launcher.worker.faults import Fault, Point, Schedule
+from launcher.worker.faults import Fault, Point, Schedule, parse_faults
 
 _OOM_LIMIT = 4 << 30
 """Bytes. With more than this left, `oom` could take the whole machine down with it."""
@@ -92,6 +94,13 @@ _DEEDS: dict[str, Callable[[Injury, Fault], None]] = {
 }
 
 
-def fault_text() -> str:
-    """Where faults come from: the environment of this process."""
-    return envs.fault_text()
+def make_injury(who: int | Literal["core"], settings: WorkerSettings, progress: Callable[[], Progress]) -> Injury:
+    """The faults of a rank, or of the engine core above the ranks. `UsageError` when ``XSERVE_FAULT`` can't be read."""
+    directory = settings.worker_config.get("fault_dir")
+    schedule = Schedule(
+        parse_faults(envs.fault_text()),
+        who,
+        generation=settings.generation,
+        marker_dir=Path(directory) if directory else None,
+    )
+    return Injury(schedule, who, progress)

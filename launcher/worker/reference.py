@@ -18,15 +18,13 @@ import time
 import zlib
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from launcher.config import WorkerSettings
 from launcher.errors import InternalError, UsageError
 from launcher.worker.base import Worker
-from launcher.worker.faults import Schedule, parse_faults
-from launcher.worker.injury import Injury, fault_text
+from launcher.worker.injury import make_injury
 from launcher.worker.slots import Scheduled, Slot, SlotTable
 from launcher.worker.step import (
     GrammarMask,
@@ -109,10 +107,7 @@ class ReferenceWorker(Worker):
         if self.config.vocab <= FIRST_TOKEN:
             raise UsageError(f"--worker-config vocab={self.config.vocab}: write {FIRST_TOKEN + 1} or more")
         self.vocab = self.config.vocab
-        rank = settings.ranks.rank
-        marks = Path(self.config.fault_dir) if self.config.fault_dir else None
-        schedule = Schedule(parse_faults(fault_text()), rank, generation=settings.generation, marker_dir=marks)
-        self.injury = Injury(schedule, rank, lambda: self.progress)
+        self.injury = make_injury(settings.ranks.rank, settings, lambda: self.progress)
         self.table = SlotTable(settings.block_size)
         self.num_blocks = 0
         self._records: dict[int, _Record] = {}

@@ -1,0 +1,86 @@
+"""A worker process, from its birth to its end: the target of its `ProcessSpec`.
+
+The one list of steps, followed by both sides (`launcher.process.reports.Step`):
+
+    IMPORT   import the worker class by name, mix in the extension, construct it
+    DEVICE   init_device: collective, all ranks at the same time
+    GROUPS   the rank knows its place: from here on it bears its full title
+    MODEL    load_model, with progress
+    QUEUES   attach to the broadcast ring and to this rank's answer ring
+    READY, SERVING
+
+The parent is watched before the first of them (`launcher.process.child`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import msgspec
+
+from launcher.clock import Deadline
+from launcher.config import WorkerSettings
+from launcher.errors import ClosedError
+from launcher.ipc import QueueReader, QueueWriter, Watched
+from launcher.process.child import ChildContext
+from launcher.process.reports import Step
+from launcher.worker.classes import worker_class
+from launcher.worker.loop import Loop
+from launcher.worker.rpc import QUEUES, Queues, make_codec
+
+log = logging.getLogger(__name__)
+
+_QUEUES_TIMEOUT = 60.0
+"""Seconds. The parent sends the queues before it waits for anything."""
+
+
+def run(ctx: ChildContext) -> None:
+    """Follow the steps, serve, clean up. Raises what the worker raises while starting."""
+    settings = msgspec.msgpack.decode(ctx.spec.payload, type=WorkerSettings)
+    parent = Watched(os.pidfd_open(os.getppid()), "engine core", None, os.getppid())
+    try:
+        worker = prepare(ctx, settings)
+        try:
+            _serve(ctx, worker, settings.ranks.rank, parent)
+        except ClosedError as error:
+            log.debug("stopped before it served: %s", error)
+        ctx.enter(Step.STOPPING)
+        worker.shutdown()
+    finally:
+        os.close(parent.pidfd)
+
+
+def prepare(ctx: ChildContext, settings: WorkerSettings) -> Any:
+    """Steps IMPORT to MODEL; the worker, loaded."""
+    ctx.enter(Step.IMPORT, settings.worker)
+    worker = worker_class(settings)(settings)
+    worker.progress = ctx.progress
+    ctx.enter(Step.DEVICE, settings.device)
+    worker.init_device()
+    ctx.set_title(ctx.spec.title)
+    ctx.enter(Step.GROUPS)
+    ctx.enter(Step.MODEL, settings.model or "")
+    worker.load_model()
+    return worker
+
+
+def _serve(ctx: ChildContext, worker: Any, rank: int, parent: Watched) -> None:
+    """Steps QUEUES to SERVING; returns when asked to end."""
+    ctx.enter(Step.QUEUES)
+    payload, fds = ctx.wait_handover(QUEUES, Deadline.after(_QUEUES_TIMEOUT))
+    queues = msgspec.msgpack.decode(payload, type=Queues)
+    calls = QueueReader(queues.calls, fds[: queues.call_fds], codec=make_codec())
+    answers = QueueWriter(queues.answers, fds[queues.call_fds :], codec=make_codec())
+    try:
+        answers.watch(0, parent)
+        ctx.ready({})
+        ctx.enter(Step.SERVING)
+        why = Loop(worker, rank, calls, answers).run(
+            parent=parent, stop_fd=ctx.fileno(), stop_requested=lambda: ctx.stop_requested
+        )
+        log.debug("the loop has ended: %s", why)
+    finally:
+        calls.close()
+        answers.close()
