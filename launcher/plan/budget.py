@@ -43,7 +43,10 @@ class Memory(NamedTuple):
 
 
 def check_kv_memory(model: Checkpoint, dtype: str, tp: int, given: int | None, max_model_len: int | None) -> None:
-    """Refuse a --kv-cache-memory that holds no block, or not one sequence of the length that was asked for."""
+    """Refuse a --kv-cache-memory that holds no block, or not one sequence of the longest kind.
+
+    The engine core decides this again from what the workers say; here it costs no start.
+    """
     block = model.kv_bytes_per_block(dtype, tp)
     if given is None or not block:
         return
@@ -53,25 +56,25 @@ def check_kv_memory(model: Checkpoint, dtype: str, tp: int, given: int | None, m
             f"--kv-cache-memory {given} holds no block of {BLOCK_SIZE} tokens, which takes {block} bytes a rank"
             f" ({_shape(model, dtype, tp)}): give at least {block}"
         )
-    if max_model_len is not None and tokens < max_model_len:
-        need = math.ceil(max_model_len / BLOCK_SIZE) * block
+    length = max_model_len or model.max_model_len
+    if tokens < length:
+        whose = "--max-model-len" if max_model_len else "the model's"
         raise UsageError(
-            f"--kv-cache-memory {given} holds {tokens} tokens, less than --max-model-len {max_model_len}:"
-            f" give at least {need}, or --max-model-len {tokens}"
+            f"--kv-cache-memory {given} holds {tokens} tokens, less than one sequence of {whose} {length}:"
+            f" give at least {_blocks(length) * block}, or --max-model-len {tokens}"
         )
 
 
 def memory_need(model: Checkpoint, dtype: str, tp: int, given: int | None, max_model_len: int | None) -> Memory:
     """Weights (sharded, so once in all) and the least KV cache that serves: what was given, else one sequence."""
     weights = model.weight_bytes_as(dtype)
-    block = model.kv_bytes_per_block(dtype, tp)
+    length = max_model_len or model.max_model_len or BLOCK_SIZE
     if given is not None:
-        kv, why = given * tp, f"{tp} x {size(given)} of KV cache"
+        kv, what = given * tp, f"{tp} x {size(given)} of KV cache"
     else:
-        tokens = math.ceil((max_model_len or BLOCK_SIZE) / BLOCK_SIZE) * BLOCK_SIZE
-        kv, why = tokens // BLOCK_SIZE * block * tp, f"{tokens} tokens of KV cache"
-        why += f" {size(tokens // BLOCK_SIZE * block * tp)}" if block else ""
-    return Memory(weights, kv, f"weights as {dtype} {size(weights)} + {why} = {size(weights + kv)}")
+        kv = _blocks(length) * model.kv_bytes_per_block(dtype, tp) * tp
+        what = f"{size(kv)} of KV cache for one sequence of {length} tokens"
+    return Memory(weights, kv, f"weights as {dtype} {size(weights)} + {what} = {size(weights + kv)}")
 
 
 def check_memory(facts: HostFacts, need: Memory) -> None:
@@ -91,6 +94,10 @@ def size(count: int) -> str:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def _blocks(tokens: int) -> int:
+    return math.ceil(tokens / BLOCK_SIZE)
 
 
 def _shape(model: Checkpoint, dtype: str, tp: int) -> str:
