@@ -31,8 +31,9 @@ LOCK = "lock"
 RECORD = "instance.json"
 CONTROL_SOCKET = "control.sock"
 DEFAULT_NAME = "default"
-CLAIM_SECONDS = 0.5
-"""How long a claim waits for a holder that is no running owner: a reclaim under way, or an owner not yet recorded."""
+CLAIM_SECONDS = 3.0
+"""How long a claim waits for a holder that is no running owner: a reclaim under way, an owner not yet recorded, or the
+guard of a dead supervisor, which has 2 s to clean up."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +131,7 @@ def list_instances() -> list[Instance]:
     found: dict[str, Instance] = {}
     for path in places.directories():
         instance = _read(path)
-        if instance is not None and is_live(path):
+        if instance is not None and is_live(path) and is_running(instance):
             found.setdefault(instance.name, instance)
     return [found[name] for name in sorted(found)]
 
@@ -182,6 +183,13 @@ def reclaim(path: Path) -> bool:
         return False
     taken.remove()
     return True
+
+
+def remove_left(path: str) -> None:
+    """Remove the directory of a dead supervisor. Only for its guard, which holds a copy of the lock's descriptor."""
+    directory = Path(path)
+    if directory.is_dir():
+        _clear(directory, whole=directory == places.whole_directory())
 
 
 def is_running(instance: Instance) -> bool:
