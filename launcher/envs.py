@@ -51,6 +51,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("CUDA_VISIBLE_DEVICES", "text", "all", "GPUs that a launch may use"),
     Variable("HF_HUB_OFFLINE", "switch", "", "never ask the model hub"),
     Variable("NO_COLOR", "switch", "", "any value: plain output"),
+    Variable("TERM", "text", "", "not set or dumb: plain output"),
 )
 """Everything that xserve itself reads. What libraries read (NCCL_*, HF_HOME …) passes through."""
 
@@ -134,6 +135,11 @@ def hf_hub_offline() -> bool:
 def no_color() -> bool:
     """https://no-color.org: present and not empty, whatever the value."""
     return bool(os.environ.get("NO_COLOR"))
+
+
+def terminal() -> str:
+    """The terminal's kind; empty when nobody says."""
+    return _text("TERM") or ""
 
 
 def child_environment() -> dict[str, str]:
