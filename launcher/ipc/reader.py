@@ -1,0 +1,218 @@
+"""The reading end of a ring, and waiting on many of them at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final
+
+from launcher.clock import Deadline
+from launcher.errors import ClosedError, DeadlineError, InternalError, PeerDiedError
+from launcher.ipc import segment
+from launcher.ipc.arena import ArenaReader
+from launcher.ipc.codec import Codec
+from launcher.ipc.endpoint import Endpoint
+from launcher.ipc.handle import RingHandle, Watched, describe_peer
+from launcher.ipc.layout import (
+    ARENA_PLACE,
+    ASLEEP_AT,
+    CLOSED_WORD,
+    CURSOR_WORD,
+    DATA_AT,
+    F_ARENA,
+    F_BUFFERS,
+    F_VIEW,
+    LEFT,
+    RECORD_HEADER,
+    SKIP,
+    WANTED_WORD,
+    body_parts,
+    reader_word,
+    record_size,
+    unpack_word,
+)
+from launcher.ipc.waiting import Outcome, Parking, wait
+
+log = logging.getLogger(__name__)
+
+
+class Empty(Enum):
+    EMPTY = "nothing to read"
+
+
+EMPTY: Final = Empty.EMPTY
+"""What `QueueReader.try_dequeue` returns when there is nothing."""
+
+
+class QueueReader(Endpoint):
+    """Reader `handle.index`. One thread at a time."""
+
+    def __init__(self, handle: RingHandle, fds: Sequence[int], *, codec: Codec, own_fds: bool = True) -> None:
+        super().__init__(handle, fds, "reader", own_fds)
+        self.warn_after: float | None = None
+        """`dequeue` says who is missing after so many seconds; None: never (to wait idly is a worker's life)."""
+        self.index = handle.index
+        self.event = self._reader_events[0]
+        self._codec = codec
+        self._capacity = handle.capacity
+        self._mine = reader_word(handle.index)
+        self._cursor = self._words[self._mine]
+        self._read = self._words[self._mine + 1]
+        self._watched: list[Watched] = []
+        self._arena = ArenaReader(self._arena_fd, memoryview(self._bytes), handle.readers, handle.index)
+
+    def watch(self, peer: Watched) -> None:
+        """Let the writer's death end a wait, once all that it wrote is read. The descriptor stays yours."""
+        self._watched.append(peer)
+        self._parking = None
+
+    @property
+    def watched(self) -> Sequence[Watched]:
+        return self._watched
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def dequeue(self, *, deadline: Deadline) -> Any:
+        """The next message. What was written comes before any error.
+
+        Raises `DeadlineError`, `PeerDiedError` when a watched writer died, `ClosedError` after a shutdown.
+        """
+        if self._map is None:
+            raise ClosedError(f"queue {self.name!r} is closed")
+        if self._words[CURSOR_WORD] == self._cursor:
+            self._wait(deadline)
+        return self._take()
+
+    def try_dequeue(self) -> Any:
+        """The next message, or `EMPTY`; never blocks. Raises `ClosedError` when empty after a shutdown."""
+        if self._map is None or (self.is_closed() and not self._has_record()):
+            raise ClosedError(f"queue {self.name!r} is closed")
+        if self._words[CURSOR_WORD] == self._cursor:
+            return EMPTY
+        return self._take()
+
+    def is_ready(self) -> bool:
+        """A `dequeue` would return, or raise `ClosedError`, at once."""
+        return self._words[CURSOR_WORD] != self._cursor or bool(self._words[CLOSED_WORD])
+
+    def _has_record(self) -> bool:
+        return self._words[CURSOR_WORD] != self._cursor
+
+    def _take(self) -> Any:
+        self._fences.consume()
+        words = self._words
+        cursor = self._cursor
+        at = cursor % self._capacity
+        if words[(DATA_AT + at) >> 3] == SKIP:
+            cursor += self._capacity - at
+            at = 0
+        start = (DATA_AT + at) >> 3
+        length, tag, flags = unpack_word(words[start])
+        if words[start + 1] != self._read:
+            raise InternalError(f"queue {self.name!r}: found record {words[start + 1]} where {self._read} should be")
+        body = DATA_AT + at + RECORD_HEADER
+        try:
+            return self._decode(tag, flags, self._bytes[body : body + length])
+        except Exception as error:
+            raise InternalError(
+                f"queue {self.name!r}: record {self._read} cannot be decoded: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            # Also after an error: a message that cannot be decoded must not stop the queue.
+            self._advance(cursor + record_size(length))
+
+    def _decode(self, tag: int, flags: int, body: memoryview) -> Any:
+        keep = False
+        if flags & F_ARENA:
+            slot, offset, length = ARENA_PLACE.unpack(body)
+            body = self._arena.open(slot, offset, length)
+            keep = bool(flags & F_VIEW)
+        if not flags & F_BUFFERS:
+            return self._codec.decode(tag, body, ())
+        (head_at, head_size), *rest = body_parts(body)
+        head = body[head_at : head_at + head_size]
+        views = [body[at : at + size] for at, size in rest]
+        return self._codec.decode(tag, head, views if keep else [bytearray(view) for view in views])
+
+    def _advance(self, cursor: int) -> None:
+        """Give the record's bytes back, and wake a writer that waits for them."""
+        words = self._words
+        self._fences.publish()
+        words[self._mine] = self._cursor = cursor
+        words[self._mine + 1] = self._read = self._read + 1
+        self._fences.full()
+        wanted = words[WANTED_WORD]
+        if wanted and cursor >= wanted:
+            segment.wake(self._writer_event)
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    def _wait(self, deadline: Deadline) -> None:
+        """Until there is a record."""
+        if self._parking is None:
+            self._parking = Parking([self.event], self._watched)
+        outcome, woken = wait(_Record(self), self._parking, self.spin, deadline, self.warn_after)
+        match outcome:
+            case Outcome.READY:
+                return
+            case Outcome.CLOSED:
+                raise ClosedError(f"queue {self.name!r} was shut down after record {self._read}")
+            case Outcome.DIED:
+                dead = woken.dead[0]
+                raise PeerDiedError(
+                    f"queue {self.name!r}: {describe_peer(dead, '')} died; it had written {self._read} records",
+                    title=dead.title,
+                    rank=dead.rank,
+                    pid=dead.pid,
+                )
+            case _:
+                raise DeadlineError(
+                    f"queue {self.name!r}: no record {self._read} within {deadline.seconds:g} s "
+                    f"from {self.writer_name()}"
+                )
+
+    def writer_name(self) -> str:
+        return describe_peer(self._watched[0] if self._watched else None, "its writer")
+
+    def arm(self) -> None:
+        """Say that we sleep. The caller passes a full fence."""
+        self._bytes[ASLEEP_AT + self.index] = 1
+
+    def disarm(self) -> None:
+        self._bytes[ASLEEP_AT + self.index] = 0
+
+    def fence(self) -> None:
+        self._fences.full()
+
+    def is_closed(self) -> bool:
+        return bool(self._words[CLOSED_WORD])
+
+    def close(self) -> None:
+        """Detach; the writer no longer waits for this reader. Arrays taken as views stay valid. Idempotent."""
+        if self._map is None:
+            return
+        if os.getpid() == self._pid:
+            self._words[self._mine] = LEFT
+            segment.wake(self._writer_event)
+        self._parking = None
+        self._arena.close()
+        self._detach()
+
+
+class _Record:
+    """Waiting for one reader's next record."""
+
+    def __init__(self, reader: QueueReader) -> None:
+        self._reader = reader
+        self.is_ready = reader._has_record
+        self.is_closed = reader.is_closed
+        self.disarm = reader.disarm
+
+    def arm(self) -> None:
+        self._reader.arm()
+        self._reader.fence()
+
+    def late(self, seconds: float) -> None:
+        log.warning("queue %r: nothing for %.0f s from %s", self._reader.name, seconds, self._reader.writer_name())

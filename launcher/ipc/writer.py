@@ -1,0 +1,282 @@
+"""The writing end of a ring: serialises once, writes once, wakes whoever sleeps."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.clock import Deadline
+from launcher.errors import ClosedError, DeadlineError, InternalError, PeerDiedError
+from launcher.ipc import segment
+from launcher.ipc.arena import ArenaWriter
+from launcher.ipc.codec import Codec, Message
+from launcher.ipc.endpoint import Endpoint
+from launcher.ipc.handle import RingHandle, Watched, describe_peer
+from launcher.ipc.layout import (
+    ARENA_PLACE,
+    ASLEEP_AT,
+    CLOSED_WORD,
+    CURSOR_WORD,
+    DATA_AT,
+    F_ARENA,
+    F_BUFFERS,
+    F_VIEW,
+    IN_FLIGHT_BYTES,
+    LEFT,
+    RECORD_HEADER,
+    SKIP,
+    VIEW_BYTES,
+    VIEW_RESERVE,
+    WANTED_WORD,
+    WRITTEN_WORD,
+    body_plan,
+    pack_word,
+    reader_word,
+    record_size,
+)
+from launcher.ipc.waiting import WARN_SECONDS, Outcome, Parking, wait
+
+log = logging.getLogger(__name__)
+
+
+class QueueWriter(Endpoint):
+    """One per ring and for the ring's whole life. One thread at a time; only `shutdown` may come from another."""
+
+    def __init__(self, handle: RingHandle, fds: Sequence[int], *, codec: Codec, own_fds: bool = True) -> None:
+        super().__init__(handle, fds, "writer", own_fds)
+        self.warn_after: float | None = WARN_SECONDS
+        """A blocked `enqueue` says who is missing after so many seconds; None: never."""
+        self._codec = codec
+        self._capacity = handle.capacity
+        self._inline_max = handle.capacity // 4
+        self._cursor = self._words[CURSOR_WORD]
+        self._written = self._words[WRITTEN_WORD]
+        self._slowest = 0
+        """Never ahead of the slowest live reader: looked up again only when the ring seems full."""
+        self._live = list(range(handle.readers))
+        self._watched: dict[int, Watched] = {}
+        self._asleep_words = range(ASLEEP_AT // 8, (ASLEEP_AT + handle.readers + 7) // 8)
+        self._arena = ArenaWriter(handle.name, self._arena_fd, self._bytes)
+        self._need = 0
+
+    # --- peers -------------------------------------------------------------------------------------------------
+
+    def watch(self, index: int, peer: Watched) -> None:
+        """Name reader `index`, and let its death end a blocked `enqueue`. The descriptor stays yours."""
+        self._watched[index] = peer
+        self._parking = None
+
+    def declare_dead(self, index: int) -> None:
+        """Reader `index` holds nothing up any more, neither the ring nor an arena region."""
+        self._watched.pop(index, None)
+        self._parking = None
+        if index in self._live:
+            self._live.remove(index)
+        self._arena.dead.add(index)
+        self._arena.reclaim()
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def enqueue(self, obj: Any, *, deadline: Deadline) -> None:
+        """Send `obj` to every live reader; its memory may be reused at once.
+
+        Blocks while the ring is full. Raises `DeadlineError` naming the slowest readers, `PeerDiedError` when a watched
+        reader died meanwhile, `ClosedError` after `shutdown`, `HostError` when memory is short for a large message,
+        `UsageError` when the codec cannot carry `obj`. After an error nothing was sent.
+        """
+        message = self._codec.encode(obj)
+        if self._map is None or self._words[CLOSED_WORD]:
+            raise ClosedError(f"queue {self.name!r} is closed")
+        if self._arena.regions:
+            self._arena.reclaim()
+        if message.buffers:
+            self._enqueue_parts(message, deadline)
+            return
+        length = len(message.head)
+        if length > self._inline_max:
+            self._enqueue_large(message.tag, 0, length, [(0, memoryview(message.head))], deadline)
+            return
+        body = self._reserve(length, deadline)
+        self._bytes[body : body + length] = message.head
+        self._publish(body, pack_word(length, message.tag, 0))
+
+    def _enqueue_parts(self, message: Message, deadline: Deadline) -> None:
+        sizes = [buffer.nbytes for buffer in message.buffers]
+        table, offsets, length = body_plan(len(message.head), sizes)
+        parts = [(0, memoryview(table)), (offsets[0], memoryview(message.head))]
+        parts += list(zip(offsets[1:], message.buffers, strict=True))
+        if length > self._inline_max or length >= VIEW_BYTES:
+            self._enqueue_large(message.tag, F_BUFFERS, length, parts, deadline)
+            return
+        body = self._reserve(length, deadline)
+        for at, part in parts:
+            self._bytes[body + at : body + at + part.nbytes] = part
+        self._publish(body, pack_word(length, message.tag, F_BUFFERS))
+
+    def _enqueue_large(
+        self, tag: int, flags: int, length: int, parts: list[tuple[int, memoryview]], deadline: Deadline
+    ) -> None:
+        """The body goes to the arena, its place to the ring."""
+        self._await_arena(length, deadline)
+        body = self._reserve(ARENA_PLACE.size, deadline)
+        if flags & F_BUFFERS and self._arena.spare_slots > VIEW_RESERVE:
+            flags |= F_VIEW
+        end = self._cursor_behind(body, ARENA_PLACE.size)
+        region = self._arena.lend(length, self._live, end)
+        try:
+            self._arena.fill(region, parts)
+        except BaseException:
+            self._arena.take_back(region)
+            raise
+        ARENA_PLACE.pack_into(self._bytes, body, region.slot, region.offset, length)
+        self._publish(body, pack_word(ARENA_PLACE.size, tag, flags | F_ARENA))
+
+    def _await_arena(self, length: int, deadline: Deadline) -> None:
+        """Back-pressure: wait while too much is under way, or no slot is spare. Views that are kept do not count."""
+        arena = self._arena
+        while True:
+            self._slowest = slowest = self._find_slowest()
+            first = arena.first_end(slowest)
+            enough = arena.spare_slots > 0 and arena.unread(slowest) + length <= IN_FLIGHT_BYTES
+            if enough or (first is None and arena.spare_slots > 0):
+                return
+            if first is None:
+                # Views never take the last VIEW_RESERVE slots, and copies are released before the cursor moves on.
+                raise InternalError(f"queue {self.name!r}: every arena slot is held though all was read")
+            self._await_readers(first, deadline)
+            arena.reclaim()
+
+    def _reserve(self, length: int, deadline: Deadline) -> int:
+        """Wait until a record with a body of `length` bytes fits; where its body goes. Nothing is visible yet."""
+        cursor = self._cursor
+        at = cursor % self._capacity
+        size = record_size(length)
+        skip = self._capacity - at if at + size > self._capacity else 0
+        end = cursor + skip + size
+        if end - self._slowest > self._capacity:
+            self._await_readers(end - self._capacity, deadline)
+        if skip:
+            self._words[(DATA_AT + at) >> 3] = SKIP
+            at = 0
+        return DATA_AT + at + RECORD_HEADER
+
+    def _cursor_behind(self, body: int, length: int) -> int:
+        """The write cursor after the record whose body starts at `body`."""
+        at = body - RECORD_HEADER - DATA_AT
+        cursor = self._cursor
+        here = cursor % self._capacity
+        skipped = 0 if at == here else self._capacity - here
+        return cursor + skipped + record_size(length)
+
+    def _publish(self, body: int, word: int) -> None:
+        """Header, fence, cursor, fence, then wake the sleepers (see `launcher.ipc.layout`)."""
+        words = self._words
+        start = (body - RECORD_HEADER) >> 3
+        words[start + 1] = self._written
+        words[start] = word
+        end = self._cursor_behind(body, word & 0xFFFFFFFF)
+        self._fences.publish()
+        words[CURSOR_WORD] = self._cursor = end
+        words[WRITTEN_WORD] = self._written = self._written + 1
+        self._fences.full()
+        for index in self._asleep_words:
+            if words[index]:
+                self._wake_sleepers()
+                break
+
+    def _wake_sleepers(self) -> None:
+        # Each clearing is followed by a wake-up, so a late one costs a spurious wake-up and never a lost one.
+        for index, event in enumerate(self._reader_events):
+            if self._bytes[ASLEEP_AT + index]:
+                self._bytes[ASLEEP_AT + index] = 0
+                segment.wake(event)
+
+    # --- waiting for readers -------------------------------------------------------------------------------------
+
+    def _find_slowest(self) -> int:
+        """The least read cursor; our own when nobody is left to wait for."""
+        words = self._words
+        slowest = min([words[reader_word(index)] for index in self._live], default=LEFT)
+        # A reader that closed its end says LEFT, which is beyond any cursor.
+        return min(slowest, self._cursor)
+
+    def _await_readers(self, position: int, deadline: Deadline) -> None:
+        """Until every live reader's cursor is at `position` or beyond."""
+        self._need = position
+        if self.is_ready():
+            return
+        if self._parking is None:
+            self._parking = Parking([self._writer_event], [p for i, p in self._watched.items() if i in self._live])
+        outcome, woken = wait(self, self._parking, self.spin, deadline, self.warn_after)
+        match outcome:
+            case Outcome.READY:
+                return
+            case Outcome.CLOSED:
+                raise ClosedError(f"queue {self.name!r} was shut down while record {self._written} waited for room")
+            case Outcome.DIED:
+                dead = woken.dead[0]
+                raise PeerDiedError(
+                    f"queue {self.name!r}: {describe_peer(dead, '')} died; record {self._written} was waiting for it",
+                    title=dead.title,
+                    rank=dead.rank,
+                    pid=dead.pid,
+                )
+            case _:
+                raise DeadlineError(
+                    f"queue {self.name!r}: no room for record {self._written} within {deadline.seconds:g} s; "
+                    f"waiting for {self._laggards()}"
+                )
+
+    def _laggards(self) -> str:
+        """Who has not reached the position that is waited for, with the last record each has read."""
+        words = self._words
+        return ", ".join(
+            f"{describe_peer(self._watched.get(i), f'reader {i}')} at record {words[reader_word(i) + 1]}"
+            for i in self._live
+            if words[reader_word(i)] < self._need
+        )
+
+    def is_ready(self) -> bool:
+        self._slowest = self._find_slowest()
+        return self._slowest >= self._need
+
+    def is_closed(self) -> bool:
+        return bool(self._words[CLOSED_WORD])
+
+    def arm(self) -> None:
+        self._words[WANTED_WORD] = self._need
+        self._fences.full()
+
+    def disarm(self) -> None:
+        self._words[WANTED_WORD] = 0
+
+    def late(self, seconds: float) -> None:
+        log.warning(
+            "queue %r: record %d has waited %.0f s for room; missing: %s",
+            self.name, self._written, seconds, self._laggards(),
+        )  # fmt: skip
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Close the ring for both sides and wake every waiter; from any thread. Readers get what was written first."""
+        if self._map is None:
+            return
+        self._words[CLOSED_WORD] = 1
+        for event in (self._writer_event, *self._reader_events):
+            segment.wake(event)
+
+    def close(self) -> None:
+        """Detach. Readers are not told: that is what `shutdown` is for. Idempotent."""
+        if self._map is None:
+            return
+        self._parking = None
+        self._arena.close()
+        self._detach()
+
+    @property
+    def attached_here(self) -> bool:
+        """False in a forked child, which has inherited this object and must not use it."""
+        return self._map is not None and os.getpid() == self._pid
