@@ -76,6 +76,8 @@ class LineWriter:
         self._bytes = 0
         self._lost = 0
         self._broken = False
+        self.divert: Callable[[bytes], None] | None = None
+        """While set, `write` hands its lines to it: whoever has drawn on the terminal prints them around his drawing."""
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -93,7 +95,14 @@ class LineWriter:
         self.flush()
 
     def write(self, lines: bytes) -> None:
-        """`lines` ends with a newline. Goes out in pieces of at most PIPE_BUF bytes, which nobody can write between."""
+        """`lines` ends with a newline."""
+        if self.divert is not None:
+            self.divert(lines)
+        else:
+            self.put(lines)
+
+    def put(self, lines: bytes) -> None:
+        """Past `divert`. Goes out in pieces of at most PIPE_BUF bytes, which nobody can write between."""
         for piece in _pieces(lines):
             if self._bytes + len(piece) > self._limit:
                 self._lost += piece.count(b"\n")
@@ -115,7 +124,7 @@ class LineWriter:
             self._bytes = 0
         elif self._lost:
             lost, self._lost = self._lost, 0
-            self.write(b"xserve: %d lines of output were lost here: they came faster than they were read\n" % lost)
+            self.put(b"xserve: %d lines of output were lost here: they came faster than they were read\n" % lost)
 
     def drain(self, deadline: Deadline) -> None:
         """Wait until everything is out, or the deadline."""

@@ -25,7 +25,7 @@ import msgspec
 from launcher.clock import Deadline
 from launcher.control import places
 from launcher.errors import CannotTellError, HostError, InternalError, NotRunningError, UsageError
-from launcher.process.procfs import start_time
+from launcher.process.procfs import read_stat, start_time
 
 LOCK = "lock"
 RECORD = "instance.json"
@@ -193,7 +193,9 @@ def remove_left(path: str) -> None:
 
 
 def is_running(instance: Instance) -> bool:
-    return start_time(instance.pid) == instance.start_time
+    """Whether its supervisor is a living process: a zombie, which nobody reaps in some containers, is none."""
+    found = read_stat(instance.pid)
+    return found is not None and found.start_time == instance.start_time and found.state not in "ZX"
 
 
 def _free_names(live: dict[str, Instance]) -> Iterator[str]:

@@ -1,0 +1,216 @@
+"""The table of flags. Parsing, `--help`, "did you mean", XSERVE_<FLAG> and the README's table follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from launcher.cli import values
+from launcher.logs import LEVELS
+
+Kind = Literal["value", "repeated", "switch"]
+
+
+class Flag(NamedTuple):
+    """One flag. Dashes in `name` and `aliases` may be written as underscores in a long flag."""
+
+    name: str
+    metavar: str
+    help: str
+    parse: Callable[[str], Any] = values.text
+    aliases: tuple[str, ...] = ()
+    default: str = ""
+    """For people; the value itself is `LaunchConfig`'s default."""
+    kind: Kind = "value"
+    example: str = ""
+
+    @property
+    def field(self) -> str:
+        """Its parameter, and its field of `LaunchConfig`."""
+        return self.name.lstrip("-").replace("-", "_")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+_DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+
+NAME = Flag(
+    "--name",
+    "NAME",
+    "Name of the instance, for status and stop.",
+    values.instance_name,
+    default="default, default-2, …",
+    example="chat",
+)
+JSON = Flag("--json", "", "Print JSON.", kind="switch")
+
+LAUNCH: tuple[Flag, ...] = (
+    Flag(
+        "--model",
+        "DIR_OR_ID",
+        "Directory of a Hugging Face model, or its id. Without a model the reference worker runs.",
+        example="./SmolLM2",
+    ),
+    Flag(
+        "--tp",
+        "N",
+        "Tensor-parallel ranks: worker processes over which each layer is split.",
+        values.whole(1),
+        ("-tp", "--tp-size", "--tensor-parallel-size"),
+        "1",
+        example="4",
+    ),
+    Flag(
+        "--backend",
+        "NAME",
+        "How workers run: uni (in the engine core), mp (a process each) or module:Class.",
+        values.name_or_class("uni", "mp"),
+        ("--distributed-executor-backend",),
+        "uni for one rank, else mp",
+        example="mp",
+    ),
+    Flag(
+        "--worker",
+        "NAME",
+        "reference, transformers or module:Class.",
+        values.name_or_class("reference", "transformers"),
+        default="transformers with --model, else reference",
+        example="my.module:MyWorker",
+    ),
+    Flag(
+        "--worker-extension",
+        "MODULE:CLASS",
+        "Class mixed into the worker: its methods can be called with collective_rpc.",
+        values.name_or_class(),
+        example="my.module:Mixin",
+    ),
+    Flag(
+        "--worker-config",
+        "KEY=VALUE",
+        "A setting of the worker's own; can be repeated.",
+        values.pair,
+        kind="repeated",
+        example="step_ms=5",
+    ),
+    Flag("--device", "NAME", "auto, cpu or cuda.", values.one_of("auto", "cpu", "cuda"), default="auto", example="cpu"),
+    Flag(
+        "--dtype",
+        "NAME",
+        "auto, float32, bfloat16 or float16 (also fp32, bf16, fp16). auto: the checkpoint's on CUDA, float32 on CPU.",
+        values.choice(_DTYPES),
+        default="auto",
+        example="float32",
+    ),
+    Flag("--max-model-len", "TOKENS", "Longest sequence.", values.whole(1), default="the model's own", example="4096"),
+    Flag("--max-num-seqs", "N", "Requests that run at the same time.", values.whole(1), default="64", example="64"),
+    Flag(
+        "--max-num-batched-tokens",
+        "N",
+        "Tokens computed in one step.",
+        values.whole(1),
+        default="2048",
+        example="2048",
+    ),
+    Flag(
+        "--kv-cache-memory",
+        "SIZE",
+        "KV cache of each rank, as 2GiB or 512MB.",
+        values.size,
+        default="what is free (CPU: half of it, shared)",
+        example="2GiB",
+    ),
+    Flag("--seed", "N", "Seed of everything that is random.", values.whole(0, 2**31 - 1), default="0", example="1"),
+    Flag("--served-model-name", "NAME", "Model name in the API.", default="the model's", example="chat"),
+    Flag("--host", "ADDRESS", "Address to listen on.", default="127.0.0.1", example="::1"),
+    Flag("--port", "PORT", "TCP port; 0 takes a free one.", values.whole(0, 65535), default="8000", example="8000"),
+    Flag(
+        "--uds",
+        "PATH",
+        "Listen on this Unix socket instead of host and port.",
+        values.socket_path,
+        example="/run/chat.sock",
+    ),
+    Flag("--api-key", "KEY", "Key that clients must send. Others can see it in ps: prefer a file.", values.secret),
+    Flag("--api-key-file", "FILE", "File of keys, one a line.", values.key_file, example="/etc/xserve/keys"),
+    Flag("--ssl-keyfile", "FILE", "Private key (PEM) for HTTPS.", values.readable_file, example="key.pem"),
+    Flag("--ssl-certfile", "FILE", "Certificate chain (PEM) for HTTPS.", values.readable_file, example="cert.pem"),
+    Flag(
+        "--ready-timeout",
+        "SECONDS",
+        "Give a start up after so long without progress.",
+        values.seconds(0.1),
+        default="600",
+        example="600",
+    ),
+    Flag(
+        "--shutdown-timeout",
+        "SECONDS",
+        "Time for a stop of the whole tree, running requests included.",
+        values.seconds(0),
+        default="30",
+        example="30",
+    ),
+    NAME,
+    Flag(
+        "--start-method",
+        "NAME",
+        "auto, fork, spawn or forkserver.",
+        values.one_of("auto", "fork", "spawn", "forkserver"),
+        default="auto",
+        example="spawn",
+    ),
+    Flag(
+        "--restart",
+        "NAME",
+        "What happens when a process dies. Only never is in this version: the tree stops, exit 1.",
+        values.one_of("never", "on-failure", "always"),
+        default="never",
+        example="never",
+    ),
+    Flag(
+        "--log-level",
+        "NAME",
+        "debug, info, warning, error or critical.",
+        values.one_of(*LEVELS),
+        default="info",
+        example="info",
+    ),
+)
+
+TIMEOUT = Flag(
+    "--timeout",
+    "SECONDS",
+    "Time that the tree gets to stop.",
+    values.seconds(0),
+    default="the launch's --shutdown-timeout",
+    example="30",
+)
+HELP = Flag("--help", "", "Show this and exit.", aliases=("-h",), kind="switch")
+VERSION = Flag("--version", "", "Print the version and exit.", kind="switch")
+
+COMMANDS: dict[str, tuple[Flag, ...]] = {
+    "launch": LAUNCH,
+    "plan": (*LAUNCH, JSON),
+    "status": (NAME, JSON),
+    "stop": (NAME, TIMEOUT),
+}
+"""Every command with its flags; `--help` is everywhere."""
+
+LATER = frozenset(
+    # Words rather than a list of thirty strings.
+    """--pp -pp --pipeline-parallel-size --dp -dp --data-parallel-size --nnodes -n --node-rank -r --master-addr
+    --master-port --dist-init-addr --headless --api-server-count -asc --numa-bind --numa-bind-nodes --numa-bind-cpus
+    --device-ids --enable-expert-parallel -ep --watchdog-timeout --max-restarts --restart-window --log-format --log-dir
+    --config --cluster-key-file --join-timeout --iface""".split()  # noqa: SIM905
+)
+"""Flags that people know from elsewhere and that this version does not have: said so, instead of a wrong guess."""
