@@ -11,6 +11,7 @@ class                  exit  what to do
 `DeadlineError`        1     a wait passed its deadline; the message names who was awaited
 `PeerDiedError`        1     the other end of a queue or pipe is gone: broken by the world
 `ClosedError`          1     the object was closed by us: a bug in the caller, or an orderly stop
+`EngineDeadError`      1     wait for the engine core to come back: it is gone, or not up yet
 `RemoteError`          1     a method raised on a worker; carries the remote traceback
 `InternalError`        1     a bug in xserve: report it
 =====================  ====  ==================================================================
@@ -75,6 +76,10 @@ class PeerDiedError(XserveError):
         self.title = title
         self.rank = rank
         self.pid = pid
+
+
+class EngineDeadError(PeerDiedError):
+    """The engine core is gone, or not up yet: the request was not served to its end."""
 
 
 class RemoteError(XserveError):

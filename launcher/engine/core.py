@@ -6,10 +6,11 @@ It never knows which executor it has. One thread owns it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from launcher.clock import Deadline
 from launcher.config import EngineSettings
 from launcher.engine.kv_blocks import BlockPool
 from launcher.engine.kv_size import agree, decide_model_len, decide_num_blocks
@@ -22,6 +23,8 @@ from launcher.process.reports import Step
 
 WAIT_SLICE = 0.25
 """Seconds between two calls of `while_waiting` during a step: how late a stop may find a core whose workers hang."""
+
+T = TypeVar("T")
 
 
 class Grammar(Protocol):
@@ -132,12 +135,31 @@ class EngineCore:
         self._await(computed)
         return self._await(sampled)
 
-    def _await(self, answer: Future[StepOutput | None]) -> StepOutput | None:
-        # No limit of its own: a step may be long, a dead worker ends the wait, and a hung one is the watchdog's business.
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float,
+        unique_reply_rank: int | None = None,
+    ) -> Any:
+        """A worker method on every rank, between two steps. `DeadlineError` after `timeout` seconds."""
+        deadline = Deadline.after(timeout)
+        answer = self.executor.collective_rpc(
+            method, args, kwargs, timeout=timeout, non_block=True, unique_reply_rank=unique_reply_rank
+        )
+        return self._await(answer, deadline)
+
+    def _await(self, answer: Future[T], deadline: Deadline | None = None) -> T:
+        # A step has no limit of its own: it may be long, a dead worker ends the wait, a hung one is for the watchdog.
+        deadline = deadline or Deadline.after(None)
         while True:
             try:
-                return answer.result(WAIT_SLICE)
+                return answer.result(min(WAIT_SLICE, deadline.remaining()))
             except DeadlineError:
+                if deadline.expired:
+                    raise
                 self.while_waiting()
 
     def stats(self) -> SchedulerStats:

@@ -8,8 +8,8 @@ A request *waits* (no slot, no block, nothing computed) or *runs* (a slot, and b
 3. Waiting requests in order, while a slot, budget and blocks for *all* tokens they have are there. The first that does
    not fit holds the others back, so none starves. Not in a step that preempted: it has no block to spare.
 
-No block left in 1: the youngest running request gives up slot, blocks and its row of this step, and is the next to be
-admitted, as prompt + output. It may be the one that asked. Always:
+No block left in 1: the youngest running request gives up its slot and blocks, and is the next to be admitted, as
+prompt + output. It may be the one that asked. (2 needs no block: a prefill got all of them when admitted.) Always:
 
 - every running request is older than every waiting one, and both are kept in order of age;
 - the oldest one can get every block (`Limits.max_len`), so whoever has work makes progress;
@@ -61,7 +61,8 @@ class _Draft:
         self.rows: dict[Request, int] = {}
         """Tokens to compute, in batch order."""
         self.new: list[NewRequest] = []
-        self.blocks: list[tuple[Request, int]] = []
+        self.blocks: list[tuple[int, int]] = []
+        """(slot, block appended to it)"""
         self.preempted = False
 
     def take(self, request: Request) -> None:
@@ -154,20 +155,25 @@ class Scheduler:
     def schedule(self) -> ScheduledStep | None:
         """The next plan; None when there is nothing to compute (or all that is there is under way)."""
         draft = _Draft(self.max_num_batched_tokens)
-        self._schedule_running(draft, decodes=True)
-        self._schedule_running(draft, decodes=False)
+        self._decode(draft)
+        self._go_on_prefilling(draft)
         if not draft.preempted:
             self._admit(draft)
         return self._seal(draft) if draft.rows else None
 
-    def _schedule_running(self, draft: _Draft, *, decodes: bool) -> None:
+    def _decode(self, draft: _Draft) -> None:
         for request in list(self._running):
             if draft.budget == 0:
                 return
             # A slot of -1: preempted by one that came before it in this loop.
-            if request.slot < 0 or request.to_compute == 0 or (request.to_compute == 1) != decodes:
-                continue
-            if self._make_room(request, draft):
+            if request.slot >= 0 and request.to_compute == 1 and self._make_room(request, draft):
+                draft.take(request)
+
+    def _go_on_prefilling(self, draft: _Draft) -> None:
+        for request in self._running:
+            if draft.budget == 0:
+                return
+            if request.to_compute > 1:
                 draft.take(request)
 
     def _make_room(self, request: Request, draft: _Draft) -> bool:
@@ -177,17 +183,18 @@ class Scheduler:
             self._preempt(victim, draft)
             if victim is request:
                 return False
-        draft.blocks.extend((request, block) for block in added)
+        draft.blocks.extend((request.slot, block) for block in added)
         return True
 
     def _preempt(self, request: Request, draft: _Draft) -> None:
+        # Rows are taken from the oldest to the youngest: the victim has none in this plan yet.
+        assert request not in draft.rows
         self._running.pop()
         self._vacate(request)
         request.num_computed = 0
         request.preemptions += 1
         self._waiting[request.key] = request
         self._waiting.move_to_end(request.key, last=False)
-        draft.budget += draft.rows.pop(request, 0)
         draft.preempted = True
         self._preemptions += 1
 
@@ -208,7 +215,6 @@ class Scheduler:
 
     def _seal(self, draft: _Draft) -> ScheduledStep:
         # What a preempted request was to be told is void: it comes back whole.
-        blocks = [(request.slot, block) for request, block in draft.blocks if request.slot >= 0]
         tokens = [(row.slot, token) for row, token in self._tokens if row.is_current]
         sampled = []
         for request, count in draft.rows.items():
@@ -223,8 +229,8 @@ class Scheduler:
             sample=bytes(request.to_compute == 0 for request in draft.rows),
             new=tuple(draft.new),
             freed=pack(self._freed),
-            block_slots=pack(slot for slot, _ in blocks),
-            block_ids=pack(block for _, block in blocks),
+            block_slots=pack(slot for slot, _ in draft.blocks),
+            block_ids=pack(block for _, block in draft.blocks),
             token_slots=pack(slot for slot, _ in tokens),
             tokens=pack(token for _, token in tokens),
         )
