@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,7 @@ class MultiprocExecutor(Executor):
         if len(specs) != self.world_size:
             raise InternalError(f"{len(specs)} workers are planned for a world of {self.world_size}")
         self._rings: list[Ring] = []
+        self._pidfds: list[int] = []
         self._readers: list[QueueReader] = []
         self._calls: QueueWriter | None = None
         self._replies = Replies([])
@@ -124,9 +126,11 @@ class MultiprocExecutor(Executor):
             self._rings.append(answers)
             self._readers.append(QueueReader(*answers.reader_handle(0), codec=make_codec(), own_fds=False))
             if child.pidfd >= 0:
-                self._calls.watch(rank, Watched(child.pidfd, child.title, rank, child.pid))
+                # A descriptor of our own: the nursery closes its one when it reaps the child.
+                self._pidfds.append(os.dup(child.pidfd))
+                self._calls.watch(rank, Watched(self._pidfds[-1], child.title, rank, child.pid))
             (call_handle, call_fds), (answer_handle, answer_fds) = calls.reader_handle(rank), answers.writer_handle()
-            payload = msgspec.msgpack.encode(Queues(call_handle, answer_handle, len(call_fds)))
+            payload = msgspec.msgpack.encode(Queues(call_handle, answer_handle))
             self._nursery.send(child, Handover(QUEUES, payload), [*call_fds, *answer_fds])
 
     def shutdown(self, budget: float) -> list[str]:
@@ -144,6 +148,8 @@ class MultiprocExecutor(Executor):
         for end in (self._calls, *self._readers, *self._rings):
             if end is not None:
                 end.close()
+        for fd in self._pidfds:
+            os.close(fd)
         return cut
 
     def _end(self, error: XserveError) -> None:
@@ -227,7 +233,7 @@ class MultiprocExecutor(Executor):
                 elif isinstance(reply, ErrorReply):
                     self._take_error(rank, reply)
                 else:
-                    self._replies.answer(rank, reply.call_id, reply.value)  # type: ignore[attr-defined]
+                    self._replies.answer(rank, reply.call_id, reply.value)
 
     def _take_error(self, rank: int, reply: ErrorReply) -> None:
         if reply.peer_lost:

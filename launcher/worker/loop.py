@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher import clock
 from launcher.clock import Deadline
-from launcher.errors import ClosedError, PeerDiedError
+from launcher.errors import ClosedError, InternalError, PeerDiedError
 from launcher.ipc import EMPTY, QueueReader, QueueWriter, Watched, wait_readable
 from launcher.worker.rpc import (
     ALL_RANKS,
@@ -87,7 +87,9 @@ class Loop:
                 call: Any = self._calls.try_dequeue()
             except (ClosedError, PeerDiedError):
                 raise
-            except Exception as error:
+            except InternalError as error:
+                if error.__cause__ is None:
+                    raise  # the ring itself is broken
                 # What arrived can't be made into objects here: a module that only the caller has, for example. The
                 # record is behind us, and calls are numbered without a gap, so the answer still finds its call.
                 self._last += 1

@@ -71,8 +71,9 @@ def _serve(ctx: ChildContext, worker: Any, rank: int, parent: Watched) -> None:
     ctx.enter(Step.QUEUES)
     payload, fds = ctx.wait_handover(QUEUES, Deadline.after(_QUEUES_TIMEOUT))
     queues = msgspec.msgpack.decode(payload, type=Queues)
-    calls = QueueReader(queues.calls, fds[: queues.call_fds], codec=make_codec())
-    answers = QueueWriter(queues.answers, fds[queues.call_fds :], codec=make_codec())
+    border = queues.calls.descriptors
+    calls = QueueReader(queues.calls, fds[:border], codec=make_codec())
+    answers = QueueWriter(queues.answers, fds[border:], codec=make_codec())
     try:
         answers.watch(0, parent)
         ctx.ready({})

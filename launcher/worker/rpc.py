@@ -103,8 +103,6 @@ class Queues(msgspec.Struct, frozen=True):
 
     calls: RingHandle
     answers: RingHandle
-    call_fds: int
-    """How many of the descriptors belong to `calls`."""
 
 
 def make_codec() -> Codec:
