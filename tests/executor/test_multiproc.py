@@ -130,6 +130,7 @@ def test_arrays_and_tensors() -> None:
 @pytest.mark.parametrize("during", ["call", "idle"])
 def test_a_killed_worker_is_named_at_once(during: str) -> None:
     with mp(settings_of(WORLD)) as executor:
+        executor.check_health()  # all have got as far as serving
         pid = executor.children[1].pid
         future = executor.collective_rpc("nap", (1, 60.0), non_block=True) if during == "call" else None
         begin = time.monotonic()
