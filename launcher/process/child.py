@@ -229,6 +229,9 @@ def _run(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bo
     with contextlib.suppress(PermissionError):  # already leader of a session
         os.setsid()
     signals.reset_in_child()
+    # setproctitle writes over the memory of argv and environ. It looks for that once, and finds it only while the
+    # environment has not been changed.
+    setproctitle.getproctitle()
     _close_foreign({0, 1, 2, sock.fileno()})
     if wait_for_parent:
         _wait_for_parent(parent_pid)
@@ -296,7 +299,7 @@ def _be_born(up: channels.ChildChannel, birth: Birth, fds: list[int]) -> ChildCo
     os.environ.update(spec.env)
     ctx.set_title(spec.early_title or spec.title)
     faulthandler.enable(file=2, all_threads=False)
-    logs.setup(spec.env.get("XSERVE_LOG_LEVEL", "info"), spec.title)
+    logs.setup(spec.env.get("XSERVE_LOG_LEVEL", "info"), "")
     if not will_fork(spec):
         ctx.watch_parent()
     return ctx

@@ -45,6 +45,7 @@ class HelperSettings(msgspec.Struct, frozen=True, kw_only=True):
     clean_up: str = ""
     """``module:function`` that removes the run directory of a dead supervisor; called with `run_dir`."""
     run_dir: str = ""
+    launch_id: str = ""
 
 
 class _Guard:

@@ -1,0 +1,97 @@
+"""From failures to the one cause: wait a moment after the first, then rank (`causes`) and dress it for a reader."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from launcher import clock
+from launcher.clock import Deadline
+from launcher.errors import Failure, FailureKind
+from launcher.process.causes import describe_exit, first_cause
+from launcher.process.nursery import ExitStatus
+from launcher.process.oom import oom_kills
+from launcher.process.reports import Step
+from launcher.process.tree import Record, Tree
+
+_COLLECT = 0.5
+"""Seconds from the first failure to the verdict: its cause may be reported after it."""
+
+
+class Verdict:
+    """`tail`: the last lines that a title has printed."""
+
+    def __init__(self, tree: Tree, tail: Callable[[str], tuple[str, ...]]) -> None:
+        self._tree = tree
+        self._tail = tail
+        self._oom_before = oom_kills()
+        self._lost: list[str] = []
+        self._others: list[Failure] = []
+        self.deadline = Deadline.after(None)
+        """When `judge` is due; never, while nothing has failed."""
+
+    @property
+    def due(self) -> bool:
+        return self.deadline.at != float("inf")
+
+    def suspect(self) -> None:
+        """Something failed; give its cause time to be reported."""
+        if not self.due:
+            self.deadline = Deadline.after(_COLLECT)
+
+    def lost_line(self, title: str) -> None:
+        """A process let go of its status line. How it died is for its parent, or for our reaping, to tell."""
+        self._lost.append(title)
+        self.suspect()
+
+    def outside(self, failure: Failure) -> None:
+        """A failure of somebody who is not in the tree (the helper)."""
+        self._others.append(failure)
+        self.suspect()
+
+    def died(self, record: Record, status: ExitStatus) -> None:
+        """A death that nobody had asked for."""
+        if record.failure is None:
+            killed = status.signal == signal.SIGKILL
+            headline = describe_exit(*status, out_of_memory=killed and oom_kills() > self._oom_before)
+            failure = failure_of(record, "died", headline)
+            record.failure = msgspec.structs.replace(failure, exit_code=status.code, signal=status.signal)
+        self.suspect()
+
+    def too_slow(self, record: Record, limit: float) -> None:
+        """No progress of anybody within the limit; `record` is the furthest behind."""
+        age = clock.now() - record.last_progress
+        text = f"not ready: no progress for {age:.0f} s in step '{record.step}' (--ready-timeout {limit:g})"
+        record.failure = failure_of(record, "timeout", text)
+        self.suspect()
+
+    def judge(self) -> tuple[Failure, tuple[Failure, ...]]:
+        """(cause, follow-ons); a hard death comes with its last output."""
+        self.deadline = Deadline.after(None)
+        failures = [*self._tree.failures(), *self._others]
+        if not failures:
+            record = self._tree[self._lost[0]]
+            failures = [failure_of(record, "died", "closed its status line without a word")]
+        cause, follow_ons = first_cause(failures)
+        if cause.kind == "died":
+            cause = msgspec.structs.replace(cause, last_output=self._tail(cause.title))
+        return cause, follow_ons
+
+
+def failure_of(record: Record, kind: FailureKind, headline: str) -> Failure:
+    step = record.step
+    if step is Step.GONE:
+        step = Step.SERVING if record.ready else (record.progress.step if record.progress else Step.SPAWNED)
+    return Failure(
+        title=record.title,
+        role=record.spec.role,
+        kind=kind,
+        headline=headline,
+        step=step,
+        rank=record.spec.rank,
+        node=record.spec.node,
+        pid=record.pid or None,
+        at=clock.now(),
+    )
