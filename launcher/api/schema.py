@@ -150,8 +150,9 @@ def parse(kind: type[Request], body: bytes) -> Request:
 
 
 def _explain(error: ValidationError) -> ApiError:
-    """The first fault in one line. Of a union's branches pydantic reports one each; the first is as good as any."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    """The first fault in one line. Of a union pydantic reports every branch; the one that got furthest was meant."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    first = max((f for f in faults if f["loc"][:1] == faults[0]["loc"][:1]), key=lambda f: len(f["loc"]))
     message = first["msg"]
     if first["type"] == "json_invalid":
         return bad_request(f"The request body is no valid JSON: {message.removeprefix('Invalid JSON: ')}.")
@@ -191,6 +192,6 @@ def _check_shared(request: BaseRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is only possible with stream=true.", "stream_options")
     if request.response_format is not None and request.response_format.type != "text":
-        raise unsupported(f"response_format {request.response_format.type!r}", "only {'type': 'text'} is")
+        raise unsupported("response_format", "only {'type': 'text'} is")
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise bad_request("top_logprobs is only possible with logprobs=true.", "top_logprobs")

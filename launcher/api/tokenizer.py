@@ -5,6 +5,7 @@ Both are safe to call from several threads at once: long texts are encoded off t
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,11 +138,19 @@ def torch_hidden() -> Iterator[None]:
     if "torch" in sys.modules:
         yield
         return
+    quiet = logging.getLogger("transformers")
+    quiet.addFilter(_advises_nothing)
     sys.modules["torch"] = None  # type: ignore[assignment]  # the import system's own way to say "not there"
     try:
         yield
     finally:
         del sys.modules["torch"]
+        quiet.removeFilter(_advises_nothing)
+
+
+def _advises_nothing(record: logging.LogRecord) -> bool:
+    """transformers advises to install the torch that we have just hidden."""
+    return "PyTorch was not found" not in record.getMessage()
 
 
 def _first_line(error: Exception) -> str:
