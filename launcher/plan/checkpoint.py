@@ -24,7 +24,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
-    "max_model_len": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"),
+    "max_model_len": ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx"),
     "head_dim": ("head_dim", "d_kv"),
     "vocab": ("vocab_size",),
 }
