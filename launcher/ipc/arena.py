@@ -156,40 +156,46 @@ class ArenaReader:
     """One reader's side: maps regions, and releases each when nothing on it is alive any more."""
 
     def __init__(self, fd: int, header: memoryview, readers: int, index: int) -> None:
-        """`header` becomes ours: it must outlive the reader as long as views do."""
-        self._fd: int | None = fd
+        """`fd` and `header` become ours: views that outlive the reader need them."""
+        self._fd = fd
         self._header = header
         self._readers = readers
         self._index = index
         self._pid = os.getpid()
-        self.lent = 0
-        """Regions that something here still points to."""
+        self._closed = False
+        self._lent: set[int] = set()
+        """Slots of regions that something here still points to."""
 
     def open(self, slot: int, offset: int, length: int) -> memoryview:
         """The message's bytes, private and writable, released with the last object that points to them."""
-        assert self._fd is not None
         size = round_up(max(length, 1), PAGE)
         view = segment.map_private(self._fd, offset, size, lambda: self._release(slot, offset, size))
-        self.lent += 1
+        self._lent.add(slot)
         return view[:length]
 
     def _release(self, slot: int, offset: int, size: int) -> None:
         # A forked child has inherited the mapping, not the loan.
         if os.getpid() != self._pid:
             return
-        self.lent -= 1
         line = slot_at(slot)
         mine = line + self._index
         self._header[mine] = LEAVING
         Fences().full()  # its own: this runs in whichever thread drops the last reference
         last = HELD not in self._header[line : line + self._readers].tolist()
-        if last and offset >= WARM_BYTES and self._fd is not None:
+        if last and offset >= WARM_BYTES:
             segment.punch_hole(self._fd, offset, size)
         Fences().publish()
         self._header[mine] = RELEASED
+        self._lent.discard(slot)
+        self._free()
 
     def close(self) -> None:
         """Views that are still alive stay valid; they release their regions when they die."""
-        self._fd = None
-        if not self.lent:
+        self._closed = True
+        self._free()
+
+    def _free(self) -> None:
+        if self._closed and not self._lent and self._fd >= 0:
             self._header.release()
+            os.close(self._fd)
+            self._fd = -1

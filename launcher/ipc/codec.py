@@ -83,7 +83,7 @@ class Codec:
                 return message
         elif kind in _PLAIN and not (kind is int and obj.bit_length() > 63):
             return Message(PLAIN_TAG, self._encode(obj))
-        elif isinstance(obj, _BYTES):
+        elif kind in _BYTES and isinstance(obj, _BYTES):
             return Message(BYTES_TAG, obj if isinstance(obj, bytes) else _flat(memoryview(obj)))
         else:
             message = self._encode_buffer(obj)

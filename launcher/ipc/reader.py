@@ -61,7 +61,7 @@ class QueueReader(Endpoint):
         self._cursor = self._words[self._mine]
         self._read = self._words[self._mine + 1]
         self._watched: list[Watched] = []
-        self._arena = ArenaReader(self._arena_fd, memoryview(self._bytes), handle.readers, handle.index)
+        self._arena = ArenaReader(self._owned.pop(0), memoryview(self._bytes), handle.readers, handle.index)
 
     def watch(self, peer: Watched) -> None:
         """Let the writer's death end a wait, once all that it wrote is read. The descriptor stays yours."""
@@ -95,7 +95,7 @@ class QueueReader(Endpoint):
 
     def is_ready(self) -> bool:
         """A `dequeue` would return, or raise `ClosedError`, at once."""
-        return self._words[CURSOR_WORD] != self._cursor or bool(self._words[CLOSED_WORD])
+        return self._map is None or self._words[CURSOR_WORD] != self._cursor or bool(self._words[CLOSED_WORD])
 
     def _has_record(self) -> bool:
         return self._words[CURSOR_WORD] != self._cursor
@@ -112,9 +112,13 @@ class QueueReader(Endpoint):
         length, tag, flags = unpack_word(words[start])
         if words[start + 1] != self._read:
             raise InternalError(f"queue {self.name!r}: found record {words[start + 1]} where {self._read} should be")
-        body = DATA_AT + at + RECORD_HEADER
+        start = DATA_AT + at + RECORD_HEADER
+        body = self._bytes[start : start + length]
+        if flags & F_ARENA and not flags & F_VIEW:
+            # Before it is taken: the caller can free memory and try again.
+            segment.require_headroom(ARENA_PLACE.unpack(body)[2], f"record {self._read} of queue {self.name!r}")
         try:
-            return self._decode(tag, flags, self._bytes[body : body + length])
+            return self._decode(tag, flags, body)
         except Exception as error:
             raise InternalError(
                 f"queue {self.name!r}: record {self._read} cannot be decoded: {type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.clock import Deadline
-from launcher.errors import ClosedError, DeadlineError, InternalError, PeerDiedError
+from launcher.errors import ClosedError, DeadlineError, InternalError, PeerDiedError, XserveError
 from launcher.ipc import segment
 from launcher.ipc.arena import ArenaWriter
 from launcher.ipc.codec import Codec, Message
@@ -89,8 +89,6 @@ class QueueWriter(Endpoint):
         message = self._codec.encode(obj)
         if self._map is None or self._words[CLOSED_WORD]:
             raise ClosedError(f"queue {self.name!r} is closed")
-        if self._arena.regions:
-            self._arena.reclaim()
         if message.buffers:
             self._enqueue_parts(message, deadline)
             return
@@ -136,6 +134,7 @@ class QueueWriter(Endpoint):
     def _await_arena(self, length: int, deadline: Deadline) -> None:
         """Back-pressure: wait while too much is under way, or no slot is spare. Views that are kept do not count."""
         arena = self._arena
+        arena.reclaim()
         while True:
             self._slowest = slowest = self._find_slowest()
             first = arena.first_end(slowest)
@@ -205,29 +204,42 @@ class QueueWriter(Endpoint):
     def _await_readers(self, position: int, deadline: Deadline) -> None:
         """Until every live reader's cursor is at `position` or beyond."""
         self._need = position
-        if self.is_ready():
-            return
-        if self._parking is None:
-            self._parking = Parking([self._writer_event], [p for i, p in self._watched.items() if i in self._live])
-        outcome, woken = wait(self, self._parking, self.spin, deadline, self.warn_after)
-        match outcome:
-            case Outcome.READY:
-                return
-            case Outcome.CLOSED:
-                raise ClosedError(f"queue {self.name!r} was shut down while record {self._written} waited for room")
-            case Outcome.DIED:
-                dead = woken.dead[0]
-                raise PeerDiedError(
-                    f"queue {self.name!r}: {describe_peer(dead, '')} died; record {self._written} was waiting for it",
-                    title=dead.title,
-                    rank=dead.rank,
-                    pid=dead.pid,
-                )
-            case _:
-                raise DeadlineError(
-                    f"queue {self.name!r}: no room for record {self._written} within {deadline.seconds:g} s; "
-                    f"waiting for {self._laggards()}"
-                )
+        while not self.is_ready():
+            if self._parking is None:
+                peers = [peer for index, peer in self._watched.items() if index in self._live]
+                self._parking = Parking([self._writer_event], peers)
+            outcome, woken = wait(self, self._parking, self.spin, deadline, self.warn_after)
+            if outcome is not Outcome.READY and not (outcome is Outcome.DIED and self._only_leavers(woken.dead)):
+                raise self._failure(outcome, woken.dead, deadline)
+
+    def _failure(self, outcome: Outcome, dead: list[Watched], deadline: Deadline) -> XserveError:
+        record = f"record {self._written}"
+        if outcome is Outcome.CLOSED:
+            return ClosedError(f"queue {self.name!r} was shut down while {record} waited for room")
+        if outcome is Outcome.DIED:
+            peer = dead[0]
+            return PeerDiedError(
+                f"queue {self.name!r}: {describe_peer(peer, '')} died while {record} waited for room; "
+                f"it had read {self._words[reader_word(self._index_of(peer)) + 1]}",
+                title=peer.title,
+                rank=peer.rank,
+                pid=peer.pid,
+            )
+        return DeadlineError(
+            f"queue {self.name!r}: no room for {record} within {deadline.seconds:g} s; waiting for {self._laggards()}"
+        )
+
+    def _index_of(self, peer: Watched) -> int:
+        return next(index for index, other in self._watched.items() if other == peer)
+
+    def _only_leavers(self, dead: list[Watched]) -> bool:
+        """True: all of them had closed their ends before they died, which is no failure; they are struck off."""
+        indexes = [i for i, peer in self._watched.items() if peer in dead]
+        if any(self._words[reader_word(i)] != LEFT for i in indexes):
+            return False
+        for index in indexes:
+            self.declare_dead(index)
+        return True
 
     def _laggards(self) -> str:
         """Who has not reached the position that is waited for, with the last record each has read."""
