@@ -30,6 +30,8 @@ _INTERRUPTED = 130
 
 def resolve_model(value: str) -> Path:
     """The directory of `value`. `UsageError` for one that cannot be, `HostError` when the hub could not be asked."""
+    if not value:
+        raise UsageError("--model is empty: give a directory or a Hugging Face id, or leave the flag out")
     try:
         path = Path(value).expanduser()
         if path.is_dir():
