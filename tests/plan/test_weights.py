@@ -11,7 +11,7 @@ from launcher.errors import UsageError
 from launcher.plan.weights import read_weights
 from tests.plan.model_files import safetensors, write_model, write_shards
 
-SHARDS = {
+SHARDS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     "model-00001-of-00002.safetensors": {"a": ("BF16", (10, 4)), "b": ("F32", (3,))},
     "model-00002-of-00002.safetensors": {"c": ("F16", (5,))},
 }
