@@ -252,7 +252,8 @@ def _run(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bo
     except BaseException as error:
         failure = _failure(ctx, error)
         log.debug("%s", failure.traceback)
-        ctx.send(FailureReport(failure=failure))
+        cause = error.cause if isinstance(error, ChildFailedError) else None
+        ctx.send(FailureReport(failure=failure, cause=cause))
         return error.exit_code if isinstance(error, XserveError) else 1
     ctx.send(Goodbye())
     return 0
@@ -298,6 +299,7 @@ def _be_born(up: channels.ChildChannel, birth: Birth, fds: list[int]) -> ChildCo
         os.environ.pop(name, None)
     os.environ.update(spec.env)
     ctx.set_title(spec.early_title or spec.title)
+    faulthandler.disable()  # a fork inherits "enabled", but its handlers were reset above
     faulthandler.enable(file=2, all_threads=False)
     logs.setup(spec.env.get("XSERVE_LOG_LEVEL", "info"), "")
     if not will_fork(spec):

@@ -57,7 +57,10 @@ class ReadyReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailureReport(msgspec.Struct, frozen=True, tag=True):
+    """The sender failed. `cause`: the failure of one of its own children that made it fail, as far as it knows."""
+
     failure: Failure
+    cause: Failure | None = None
 
 
 class ChildStarted(msgspec.Struct, frozen=True, tag=True):

@@ -91,6 +91,10 @@ class Tree:
             return True
         if isinstance(message, FailureReport):
             record.failure = record.failure or message.failure
+            if (cause := message.cause) is not None and cause.title in self.records:
+                # A hung worker says nothing of itself: its parent's word is all there is.
+                guilty = self.records[cause.title]
+                guilty.failure = guilty.failure or cause
         elif isinstance(message, Goodbye):
             record.goodbye = True
         elif isinstance(message, ChildStarted) and message.title in self.records:
