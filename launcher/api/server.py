@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -23,7 +24,7 @@ from launcher.api.state import ApiState, Slot
 from launcher.api.tokenizer import Tokenizer, load_tokenizer, torch_hidden
 from launcher.config import ApiSettings
 from launcher.engine.client import EngineClient
-from launcher.errors import DeadlineError, InternalError
+from launcher.errors import DeadlineError, InternalError, UsageError
 from launcher.process.child import ChildContext
 from launcher.process.reports import Drain, Drained, Step, Stop, TreeState
 
@@ -69,7 +70,8 @@ def make_config(state: ApiState) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(state),
         log_config=None,
-        log_level=settings.log_level,
+        # Its "started" and "shutting down" are what the tree's own steps say.
+        log_level="debug" if settings.log_level == "debug" else "warning",
         access_log=False,
         lifespan="off",
         loop="asyncio",
@@ -82,9 +84,21 @@ def make_config(state: ApiState) -> uvicorn.Config:
     )
 
 
+def _check_certificate(settings: ApiSettings) -> None:
+    """UsageError before anything is served, instead of a broken handshake for every client."""
+    if settings.ssl_certfile is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except OSError as error:
+        files = f"certificate {settings.ssl_certfile} and key {settings.ssl_keyfile or 'in the same file'}"
+        raise UsageError(f"cannot serve TLS with {files}: {error}") from error
+
+
 def run(ctx: ChildContext) -> None:
     """Serve until told to stop. Raises what makes serving impossible (no tokenizer, a bad certificate)."""
     settings = msgspec.msgpack.decode(ctx.spec.payload, type=ApiSettings)
+    _check_certificate(settings)
     if "http" not in ctx.descriptors:
         raise InternalError("the API server was given no listening socket (descriptor 'http')")
     listener = socket.socket(fileno=ctx.descriptors["http"])

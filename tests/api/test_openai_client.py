@@ -236,11 +236,11 @@ def test_not_ready_is_503(state, client) -> None:
 
 def test_the_engine_dies_in_a_stream(client, engine, state) -> None:
     engine.dies_after = 3
-    text = ""
+    texts: list[str] = []
+    stream = client.completions.create(model="reference", prompt=PROMPT, temperature=0, stream=True)
     with pytest.raises(openai.APIError, match="engine died") as caught:
-        for chunk in client.completions.create(model="reference", prompt=PROMPT, temperature=0, stream=True):
-            text += chunk.choices[0].text
-    assert text == text_of(tokens_of(PROMPT.encode(), 3))
+        texts.extend(chunk.choices[0].text for chunk in stream)
+    assert "".join(texts) == text_of(tokens_of(PROMPT.encode(), 3))
     assert caught.value.code == "engine_dead"
     eventually(lambda: state.in_flight == 0, what="the request is over")
 
