@@ -58,10 +58,10 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     def method_of(self, spec: ProcessSpec) -> ChildMethod:
         """How the supervisor starts one of `processes`.
 
-        API servers come by exec while the helper imports: they answer probes from the first second on, and have no
-        use for what the helper loads.
+        API servers always come by exec, while the helper imports: they answer probes from the first second on, and
+        have no use for what the helper loads.
         """
-        return "spawn" if spec.role == "api_server" and self.start_method == "forkserver" else self.start_method
+        return "spawn" if spec.role == "api_server" else self.start_method
 
 
 def make_plan(

@@ -81,7 +81,7 @@ def test_a_library_has_no_api_server() -> None:
     [
         ("auto", "forkserver", "spawn", "fork", True),
         ("forkserver", "forkserver", "spawn", "fork", True),
-        ("fork", "fork", "fork", "fork", False),
+        ("fork", "fork", "spawn", "fork", False),
         ("spawn", "spawn", "spawn", "spawn", False),
     ],
 )
