@@ -86,10 +86,10 @@ class Channel(Generic[Out, In]):
         Raises EOFError when the other end is gone and everything it sent was read.
         """
         try:
-            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_INLINE + 1, _MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC)
+            data, fds = self._receive()
         except BlockingIOError:
             return None
-        except (ConnectionResetError, OSError) as error:
+        except OSError as error:
             raise EOFError("the other end is gone") from error
         if not data:
             raise EOFError("the other end is gone")
@@ -98,6 +98,15 @@ class Channel(Generic[Out, In]):
                 file.seek(0)
                 data = _INLINE + file.read()
         return self._decoder.decode(data[1:]), fds
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_INLINE + 1, _MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            # It died without having read all that we sent. The kernel tells this once, and before what the other end
+            # had said, its failure report above all: that is still there to be read.
+            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_INLINE + 1, _MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC)
+        return data, fds
 
     def recv(self, deadline: Deadline) -> tuple[In, list[int]]:
         """Like `recv_nowait`, waiting until the deadline (DeadlineError)."""
