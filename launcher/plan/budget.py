@@ -40,6 +40,8 @@ class Memory(NamedTuple):
     """0: it cannot be told."""
     line: str
     """The arithmetic."""
+    per_token: int = 0
+    """Of the KV cache, over all local ranks; 0: it cannot be told, or its size was given."""
 
 
 def check_kv_memory(model: Checkpoint, dtype: str, tp: int, given: int | None, max_model_len: int | None) -> None:
@@ -74,16 +76,24 @@ def memory_need(model: Checkpoint, dtype: str, tp: int, given: int | None, max_m
     else:
         kv = _blocks(length) * model.kv_bytes_per_block(dtype, tp) * tp
         what = f"{size(kv)} of KV cache for one sequence of {length} tokens"
-    return Memory(weights, kv, f"weights as {dtype} {size(weights)} + {what} = {size(weights + kv)}")
+    line = f"weights as {dtype} {size(weights)} + {what} = {size(weights + kv)}"
+    return Memory(weights, kv, line, model.kv_bytes_per_token(dtype, tp) * tp if given is None else 0)
 
 
 def check_memory(facts: HostFacts, need: Memory) -> None:
     """Refuse a model that cannot fit beside what runs here already: later the kernel would kill it, without a word."""
-    if need.weights + need.kv > facts.memory_free:
-        raise HostError(
-            f"not enough memory: {need.line}, but {size(facts.memory_free)} are free ({facts.memory_origin}):"
-            " free some, raise the limit, or give a smaller --dtype, --max-model-len, --kv-cache-memory or model"
-        )
+    if need.weights + need.kv <= facts.memory_free:
+        return
+    advice = "free some, raise the limit, or give a smaller --dtype or model"
+    if need.per_token:
+        # Half of what the weights leave is what a CPU launch gives to its KV cache.
+        fits = max(0, facts.memory_free - need.weights) // 2 // need.per_token // BLOCK_SIZE * BLOCK_SIZE
+        advice = f"give --max-model-len {fits}, or free some" if fits else advice
+    elif need.kv:
+        advice = f"{advice}, or a smaller --kv-cache-memory"
+    raise HostError(
+        f"not enough memory: {need.line}, but {size(facts.memory_free)} are free ({facts.memory_origin}): {advice}"
+    )
 
 
 def size(count: int) -> str:

@@ -89,6 +89,23 @@ def test_memory_need(tp: int, given: int | None, length: int | None, kv: int) ->
     assert "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("left", "given", "advice"),
+    [
+        (0, None, "raise the limit, or give a smaller --dtype or model"),
+        (2 * BLOCK - 1, None, "raise the limit, or give a smaller --dtype or model"),
+        (2 * BLOCK, None, "give --max-model-len 16, or free some"),
+        (9 * BLOCK, None, "give --max-model-len 64, or free some"),
+        (0, 2 * BLOCK, "or a smaller --kv-cache-memory"),
+    ],
+)
+def test_the_advice_is_what_would_work(left: int, given: int | None, advice: str) -> None:
+    need = budget.memory_need(MODEL, "float32", 1, given, None)
+    with pytest.raises(HostError) as caught:
+        budget.check_memory(machine(memory_free=4000 + left), need)
+    assert str(caught.value).endswith(advice)
+
+
 def test_the_arithmetic_reads_well() -> None:
     model = Checkpoint(directory="/m", model_type="x", layers=1, kv_heads=1, head_dim=1, parameters=3 * GIB)
     need = budget.memory_need(model, "float32", 1, 2 * GIB, None)
