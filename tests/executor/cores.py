@@ -39,3 +39,13 @@ def _title(worker: object) -> list[str]:
     from pathlib import Path
 
     return [Path("/proc/self/cmdline").read_text().split("\0")[0], Path("/proc/self/comm").read_text().strip()]
+
+
+def hangs(ctx: ChildContext) -> None:
+    """One worker busy, the others idle, and a core that waits for ever."""
+    executor = MultiprocExecutor(msgspec.msgpack.decode(ctx.spec.payload, type=EngineSettings), ctx)
+    executor.start()
+    executor.collective_rpc("who")
+    future = executor.collective_rpc("nap", (1, 600.0), non_block=True)
+    ctx.ready({"pids": [child.pid for child in executor.children]})
+    future.result()

@@ -20,7 +20,7 @@ from launcher.executor.base import (
 )
 from launcher.executor.multiproc import MultiprocExecutor
 from launcher.executor.uniproc import UniProcExecutor
-from launcher.process.spec import ChildMethod, ProcessSpec
+from launcher.process.spec import ProcessSpec
 
 PROBE = "tests.executor.workers:Probe"
 
@@ -38,7 +38,7 @@ def ranks_of(rank: int, world: int) -> RankSettings:
     return RankSettings(rank=rank, local_rank=rank, world_size=world, tp_rank=rank, tp_size=world)
 
 
-def specs_of(settings: EngineSettings) -> tuple[ProcessSpec, ...]:
+def specs_of(settings: EngineSettings, env: dict[str, str] | None = None) -> tuple[ProcessSpec, ...]:
     world = settings.worker.ranks.world_size
     return tuple(
         ProcessSpec(
@@ -48,6 +48,7 @@ def specs_of(settings: EngineSettings) -> tuple[ProcessSpec, ...]:
             role="worker",
             target="launcher.worker.main:run",
             rank=rank,
+            env=env or {},
             payload=msgspec.msgpack.encode(msgspec.structs.replace(settings.worker, ranks=ranks_of(rank, world))),
         )
         for rank in range(world)
@@ -55,8 +56,10 @@ def specs_of(settings: EngineSettings) -> tuple[ProcessSpec, ...]:
 
 
 @contextmanager
-def mp(settings: EngineSettings, method: ChildMethod = "spawn", *, start: bool = True) -> Iterator[MultiprocExecutor]:
-    executor = MultiprocExecutor(settings, specs=specs_of(settings), method=method)
+def mp(
+    settings: EngineSettings, *, start: bool = True, env: dict[str, str] | None = None
+) -> Iterator[MultiprocExecutor]:
+    executor = MultiprocExecutor(settings, specs=specs_of(settings, env), method="spawn")
     try:
         if start:
             executor.start()

@@ -161,7 +161,7 @@ def test_a_worker_that_ends_by_itself() -> None:
             eventually(lambda: executor.raise_if_dead(), 10)
 
 
-def test_shutdown_ends_pending_calls_and_cuts_the_stuck_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_ends_pending_calls_and_cuts_the_stuck_short() -> None:
     with mp(settings_of(2)) as executor:
         future = executor.collective_rpc("nap", (1, 60.0), non_block=True)
         begin = time.monotonic()

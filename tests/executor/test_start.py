@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from launcher.config import EngineSettings
 from launcher.errors import ChildFailedError
-from launcher.executor.multiproc import MultiprocExecutor
 from launcher.process.nursery import Nursery
 from launcher.process.spec import ChildMethod, ProcessSpec
 from tests.executor.rig import mp, settings_of, specs_of
 
 
-def _core(scenario: str, method: ChildMethod, settings: Any, env: dict[str, str] | None = None) -> ProcessSpec:
+def _core(scenario: str, method: ChildMethod, settings: EngineSettings) -> ProcessSpec:
     return ProcessSpec(
         title="EngineCore_DP0",
         role="engine_core",
@@ -22,7 +22,6 @@ def _core(scenario: str, method: ChildMethod, settings: Any, env: dict[str, str]
         payload=msgspec.msgpack.encode(settings),
         children=specs_of(settings),
         child_method=method,
-        env=env or {},
     )
 
 
@@ -51,29 +50,31 @@ START_FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "message", "trace"), START_FAULTS)
-def test_a_failing_start(fault: str, message: str, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_start(fault: str, message: str, trace: str) -> None:
     settings = settings_of(2, "launcher.worker.reference:ReferenceWorker")
     settings = msgspec.structs.replace(settings, ready_timeout=2 if "hang" in fault or "sleep" in fault else 30)
-    specs = tuple(msgspec.structs.replace(spec, env={"XSERVE_FAULT": fault}) for spec in specs_of(settings))
-    executor = MultiprocExecutor(settings, specs=specs, method="spawn")
-    try:
+    with mp(settings, start=False, env={"XSERVE_FAULT": fault}) as executor:
         with pytest.raises(ChildFailedError, match=message) as error:
             executor.start()
-        assert trace in error.value.cause.traceback
-        assert error.value.cause.permanent is ("bogus" in fault)
-    finally:
         executor.shutdown(1)
+    assert trace in error.value.cause.traceback
+    assert error.value.cause.permanent is ("bogus" in fault)
 
 
 def test_progress_keeps_a_slow_start_alive() -> None:
     settings = msgspec.structs.replace(settings_of(1, "launcher.worker.reference:ReferenceWorker"), ready_timeout=2)
-    env = {"XSERVE_FAULT": "init_progress:0:3.5"}
-    specs = tuple(msgspec.structs.replace(spec, env=env) for spec in specs_of(settings))
-    executor = MultiprocExecutor(settings, specs=specs, method="spawn")
-    try:
-        executor.start()
-    finally:
-        executor.shutdown(5)
+    with mp(settings, env={"XSERVE_FAULT": "init_progress:0:3.5"}) as executor:
+        executor.check_health()
+
+
+def test_a_class_that_is_no_worker() -> None:
+    with mp(settings_of(2, "tests.executor.workers:Extension"), start=False) as executor:
+        with pytest.raises(
+            ChildFailedError, match=r"Extension' has no init_device, load_model, .*derive it from"
+        ) as error:
+            executor.start()
+        assert error.value.cause.permanent
+        assert error.value.cause.step == "import"
 
 
 def test_a_usage_error_of_a_worker_is_permanent() -> None:
@@ -81,9 +82,3 @@ def test_a_usage_error_of_a_worker_is_permanent() -> None:
         with pytest.raises(ChildFailedError, match="model 'x' is not here; give a directory") as error:
             executor.start()
         assert error.value.exit_code == 2
-
-
-STEP_FAULTS = [
-    ("step_raise:1@3", "rank 1 raised InjectedError: injected fault step_raise on rank 1"),
-    ("step_segv:1@3", r"rank 1 .*died of signal 11 \(SIGSEGV\)"),
-]
