@@ -77,7 +77,7 @@ class LineWriter:
         self._lost = 0
         self._broken = False
         self.divert: Callable[[bytes], None] | None = None
-        """While set, `write` hands its lines to it: whoever has drawn on the terminal prints them around his drawing."""
+        """While set, `write` hands its lines to it: whoever has drawn on the terminal prints them around it."""
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 

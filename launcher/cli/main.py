@@ -34,8 +34,10 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., int]], Callab
     """Register a command whose parameters come from the table of flags, all as text."""
 
     def register(function: Callable[..., int]) -> Callable[..., int]:
-        def run_command(**given: Any) -> int:
-            return function(given)
+        # typer gets the command as a value and `main` runs it: within typer, its own handling of KeyboardInterrupt and
+        # broken pipes would come before ours.
+        def run_command(**given: Any) -> Callable[[], int]:
+            return lambda: function(given)
 
         parameters = [_parameter(flag) for flag in COMMANDS[name]]
         run_command.__doc__ = function.__doc__
@@ -108,11 +110,12 @@ def run() -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code."""
     try:
-        code = app(args=normalise(arguments), prog_name="xserve", standalone_mode=False)
+        chosen = app(args=normalise(arguments), prog_name="xserve", standalone_mode=False)
+        code: int = chosen() if callable(chosen) else 0  # not callable: --help or --version, done already
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         return report(_translated(error))
-    return code if isinstance(code, int) else 0
+    return code
 
 
 def _translated(error: BaseException) -> BaseException:

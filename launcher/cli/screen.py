@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 DRAW_SECONDS = 0.1
 """Between two drawings of progress; a new step is drawn at once."""
-QUIET_STEPS = frozenset({Step.SPAWNED, Step.FDS_CLOSED, Step.WATCHING})
-"""Over in a millisecond: not worth a plain line each."""
+QUIET_STEPS = frozenset({Step.SPAWNED, Step.FDS_CLOSED, Step.WATCHING, Step.SERVING})
+"""Over in a millisecond, or (serving) the same as the one before: not worth a plain line each."""
 
 
 class _Row:
@@ -171,7 +171,9 @@ def _is_capable(fd: int) -> bool:
 
 
 def _terminal_size(fd: int) -> os.terminal_size:
+    """Of the terminal, or a guess: some (in containers, under test) say 0 x 0."""
     try:
-        return os.get_terminal_size(fd)
+        columns, lines = os.get_terminal_size(fd)
     except OSError:
-        return os.terminal_size((100, 30))
+        columns = lines = 0
+    return os.terminal_size((columns or 100, lines or 30))
