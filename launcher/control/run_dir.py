@@ -93,6 +93,10 @@ class RunDirectory:
             file.write(msgspec.json.encode(self.instance))
         fresh.replace(self.path / RECORD)  # a reader sees the old one or the new one, never half of one
 
+    def forget(self) -> None:
+        """Be no instance that others can find: only a locked directory, swept like any other if its owner dies."""
+        (self.path / RECORD).unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Remove everything and let go of the lock. Idempotent; in a forked child it only closes the descriptor."""
         if self.lock_fd < 0:

@@ -12,6 +12,7 @@ import faulthandler
 import importlib
 import logging
 import os
+import runpy
 import select
 import signal
 import socket
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -62,6 +64,9 @@ _MAX_TRACEBACK = 48 * 1024
 """Characters; the end of a traceback is what matters."""
 
 log = logging.getLogger(__name__)
+
+importing_main = ""
+"""The script that this child is importing as its ``__main__`` right now: what is called meanwhile has no guard."""
 
 
 class ChildContext:
@@ -248,6 +253,8 @@ def _run(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bo
     ctx = _be_born(up, birth, fds)
     ctx.enter(Step.WATCHING)
     try:
+        if birth.spec.main_path:
+            _import_main(birth.spec.main_path)
         _target(birth.spec)(ctx)
     except BaseException as error:
         failure = _failure(ctx, error)
@@ -318,6 +325,20 @@ def _standard_streams() -> None:
     for fd, name in ((1, "stdout"), (2, "stderr")):
         stream = open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
+
+
+def _import_main(path: str) -> None:
+    """Run the user's script under another name than ``__main__``, so that its guarded part does not run, and let it
+    be found as ``__main__``, so that what was defined in it is (as multiprocessing's spawn does)."""
+    global importing_main
+    importing_main = path
+    try:
+        content = runpy.run_path(path, run_name="__mp_main__")
+    finally:
+        importing_main = ""
+    module = types.ModuleType("__mp_main__")
+    module.__dict__.update(content)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 
 def _target(spec: ProcessSpec) -> Callable[[ChildContext], None]:

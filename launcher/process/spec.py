@@ -31,6 +31,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[ProcessSpec, ...] = ()
     """Processes that this one starts itself, by `child_method`."""
     child_method: ChildMethod = "spawn"
+    main_path: str = ""
+    """A script to import as ``__main__`` first, when what the child needs is defined in it (library use, spawn)."""
     instance: str = ""
     launch_id: str = ""
 
