@@ -72,15 +72,16 @@ def unknown_model(name: str, served: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def too_long(prompt: int, wanted: int, limit: int) -> ApiError:
+def too_long(prompt: int, wanted: int, limit: int, *, prompt_name: str, limit_name: str) -> ApiError:
+    """Numbers of tokens; the names are those of the fields that the client would change."""
     if prompt >= limit:
         text = f"The prompt has {prompt} tokens, but prompt and answer together may have {limit}; shorten the prompt."
-        return bad_request(text, "prompt", "context_length_exceeded")
+        return bad_request(text, prompt_name, "context_length_exceeded")
     text = (
-        f"The prompt has {prompt} tokens and max_tokens asks for {wanted}: {prompt + wanted} together, "
+        f"The prompt has {prompt} tokens and {limit_name} asks for {wanted}: {prompt + wanted} together, "
         f"but at most {limit} are possible; ask for at most {limit - prompt}."
     )
-    return bad_request(text, "max_tokens", "context_length_exceeded")
+    return bad_request(text, limit_name, "context_length_exceeded")
 
 
 def body_too_large(limit: int) -> ApiError:

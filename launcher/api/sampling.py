@@ -32,14 +32,14 @@ def output_limit(request: BaseRequest, prompt_len: int, max_model_len: int) -> i
     A default is cut to what is left; a number that the client named is kept or refused.
     """
     left = max_model_len - prompt_len
-    wanted = request.max_tokens
+    wanted, name = request.max_tokens, "max_tokens"
+    prompt_name, default = "prompt", DEFAULT_COMPLETION_TOKENS
     if isinstance(request, ChatRequest):
-        wanted = request.max_completion_tokens or wanted
-        default = left
-    else:
-        default = DEFAULT_COMPLETION_TOKENS
+        prompt_name, default = "messages", left
+        if request.max_completion_tokens is not None:
+            wanted, name = request.max_completion_tokens, "max_completion_tokens"
     if left < 1 or (wanted is not None and wanted > left):
-        raise too_long(prompt_len, wanted or 1, max_model_len)
+        raise too_long(prompt_len, wanted or 1, max_model_len, prompt_name=prompt_name, limit_name=name)
     return wanted if wanted is not None else min(default, left)
 
 

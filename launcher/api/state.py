@@ -100,7 +100,7 @@ class ApiState:
         if not any(slot.engine.info is not None for slot in self.engines):
             return "starting", "connecting to the engine"
         if not self._usable():
-            return "starting", "the engine is gone"
+            return "starting", "the engine does not answer"
         return None
 
     def unhealthy(self) -> str | None:
@@ -110,7 +110,7 @@ class ApiState:
         for index, slot in enumerate(self.engines):
             silent = now() - slot.engine.last_progress
             if not slot.engine.alive:
-                return f"engine {index} is gone"
+                return f"engine {index} does not answer"
             if silent > PROGRESS_LIMIT:
                 return f"engine {index} has made no progress and answered no ping for {silent:.1f} s"
         return None
@@ -163,7 +163,7 @@ class ApiState:
         """The live engine with the fewest of our sequences. ApiError (503) when there is none."""
         usable = self._usable()
         if not usable:
-            raise unavailable("starting", "the engine is gone")
+            raise unavailable("starting", "the engine does not answer")
         return min(usable, key=lambda slot: slot.running)
 
     def _usable(self) -> list[Slot]:

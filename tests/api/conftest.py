@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from launcher.api.routes import build_app
 from launcher.api.state import ApiState
-from tests.api.fakes import FakeEngine, make_state
+from tests.api.fakes import FakeEngine, Served, make_state, served
 
 
 @pytest.fixture
@@ -21,6 +23,24 @@ def state(engine: FakeEngine) -> Iterator[ApiState]:
     state = make_state(engine)
     yield state
     state.close()
+
+
+@contextmanager
+def client_of(server: Served, key: str = "none") -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def server(state: ApiState) -> Iterator[Served]:
+    with served(state) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with client_of(server) as client:
+        yield client
 
 
 class Asker:

@@ -63,7 +63,7 @@ def test_ready(state) -> None:
     [
         (lambda s, e: setattr(s, "tokenizer", None), "loading the tokenizer"),
         (lambda s, e: setattr(e, "info", None), "connecting to the engine"),
-        (lambda s, e: setattr(e, "alive", False), "the engine is gone"),
+        (lambda s, e: setattr(e, "alive", False), "the engine does not answer"),
         (lambda s, e: s.gate.feed("drain", "draining"), "draining"),
     ],
 )
@@ -80,7 +80,7 @@ def test_health_follows_progress(state, engine) -> None:
     assert "no progress" in response.json()["reason"]
     engine.last_progress = now()
     engine.alive = False
-    assert "gone" in ask(state, "/health").json()["reason"]
+    assert "does not answer" in ask(state, "/health").json()["reason"]
 
 
 def test_one_hung_engine_of_two_is_unhealthy() -> None:

@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import openai
 import pytest
 
-from launcher.api.state import ApiState
-from tests.api.fakes import FakeEngine, Served, make_state, served, text_of, tokens_of
+from tests.api.conftest import client_of
+from tests.api.fakes import FakeEngine, make_state, served, text_of, tokens_of
 from tests.conftest import eventually
 
 PROMPT = "hello"
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT_PROMPT = b"user: hello\nassistant: "
-
-
-@contextmanager
-def client_of(server: Served, key: str = "none") -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture
-def server(state: ApiState) -> Iterator[Served]:
-    with served(state) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with client_of(server) as client:
-        yield client
 
 
 def test_models(client) -> None:
@@ -243,55 +222,6 @@ def test_the_engine_dies_in_a_stream(client, engine, state) -> None:
     assert "".join(texts) == text_of(tokens_of(PROMPT.encode(), 3))
     assert caught.value.code == "engine_dead"
     eventually(lambda: state.in_flight == 0, what="the request is over")
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_hanging_up_in_a_stream_aborts(client, engine, state, n) -> None:
-    engine.gap = 0.005
-    with client.completions.create(
-        model="reference", prompt=PROMPT, max_tokens=400, n=n, stream=True, temperature=0
-    ) as stream:
-        for _ in zip(range(4), stream, strict=False):
-            pass
-    eventually(lambda: len(engine.aborted) == n, what="the core is told at once")
-    assert max(engine.sent.values()) < 300
-    eventually(lambda: state.in_flight == 0, what="the request is over")
-    assert state.engines[0].running == 0
-
-
-def test_hanging_up_before_the_answer_aborts(server, engine, state) -> None:
-    engine.gap = 0.005
-    body = {"model": "reference", "prompt": PROMPT, "max_tokens": 400}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
-    eventually(lambda: engine.aborted, what="the core is told")
-    eventually(lambda: state.in_flight == 0, what="the request is over")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_cut_requests_end_with_an_error(server, client, engine, state, stream) -> None:
-    engine.gap = 0.01
-    caught: list[Exception] = []
-
-    def ask() -> None:
-        try:
-            answer = client.completions.create(model="reference", prompt=PROMPT, max_tokens=400, stream=stream)
-            if stream:
-                list(answer)
-        except openai.APIError as error:
-            caught.append(error)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    eventually(lambda: engine.params, what="the request is there")
-
-    async def cut() -> int:
-        return state.cut_all()
-
-    assert server.call(cut()) == 1
-    asking.join(10)
-    assert caught[0].code == "shutting_down"
-    eventually(lambda: engine.aborted, what="it is aborted in the core")
 
 
 def test_many_streams_at_once(server, engine, state) -> None:

@@ -67,6 +67,9 @@ def test_too_long_has_numbers() -> None:
     assert error.param == "prompt"
     assert "512" in error.message
     assert sampling_params(completion(max_tokens=12), 500, INFO).max_tokens == 12
+    error = refused(lambda: sampling_params(chat(max_completion_tokens=13), 500, INFO))
+    assert error.param == "max_completion_tokens"
+    assert refused(lambda: sampling_params(chat(), 600, INFO)).param == "messages"
 
 
 def test_impossible_minimum_and_stop_token() -> None:
