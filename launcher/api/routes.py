@@ -68,12 +68,12 @@ def _work(state: ApiState, work: Work) -> Callable[[Request], Awaitable[Response
     return endpoint
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
     code = phrase.lower().replace(" ", "_")
-    return ApiError(error.status_code, f"{phrase}: {_request.method} {_request.url.path}", code=code,
+    return ApiError(error.status_code, f"{phrase}: {request.method} {request.url.path}", code=code,
                     headers=error.headers).response()  # fmt: skip
 
 
