@@ -63,7 +63,7 @@ class Injury:
 
     def _take_all_memory(self, _fault: Fault) -> None:
         left = host.memory_headroom_of()
-        if left.bytes > _OOM_LIMIT:
+        if left.bytes > _OOM_LIMIT or left.origin == "MemAvailable":
             raise HostError(
                 f"fault oom: {left.bytes >> 20} MiB are free ({left.origin}), and taking them could harm others; "
                 "run under a memory limit, for example systemd-run --user --scope -p MemoryMax=1G"

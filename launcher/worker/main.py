@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import Any
 
 import msgspec
@@ -57,6 +58,9 @@ def prepare(ctx: ChildContext, settings: WorkerSettings) -> Any:
     ctx.enter(Step.IMPORT, settings.worker)
     worker = worker_class(settings)(settings)
     worker.progress = ctx.progress
+    if (torch := sys.modules.get("torch")) is not None:
+        # A torch that was imported before the fork has read its environment then; OMP_NUM_THREADS no longer counts.
+        torch.set_num_threads(settings.num_threads)
     ctx.enter(Step.DEVICE, settings.device)
     worker.init_device()
     ctx.set_title(ctx.spec.title)

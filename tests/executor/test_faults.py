@@ -11,9 +11,11 @@ import msgspec
 import psutil
 import pytest
 
+from launcher import host
 from launcher.config import REFERENCE_WORKER, EngineSettings
 from launcher.errors import ChildFailedError, DeadlineError, HostError, RemoteError
 from launcher.executor.base import Executor, StepPlan
+from launcher.host import Headroom
 from launcher.process.nursery import Nursery
 from launcher.process.spec import ProcessSpec
 from launcher.worker.injury import InjectedError
@@ -99,13 +101,12 @@ def test_faults_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
         executor.execute_model(StepPlan(2))
 
 
-def test_oom_wants_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from launcher.host import Headroom
-    from launcher.worker import injury
-
-    monkeypatch.setattr(injury.host, "memory_headroom_of", lambda: Headroom(64 << 30, "MemAvailable"))
+@pytest.mark.parametrize("left", [Headroom(64 << 30, "control group /x"), Headroom(1 << 30, "MemAvailable")])
+def test_oom_wants_a_limit_of_its_own(left: Headroom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "memory_headroom_of", lambda: left)
     monkeypatch.setenv("XSERVE_FAULT", "oom:core")
-    with uni(reference(1)) as executor, pytest.raises(HostError, match=r"65536 MiB are free.*MemoryMax=1G"):
+    message = rf"{left.bytes >> 20} MiB are free \({left.origin}\).*MemoryMax=1G"
+    with uni(reference(1)) as executor, pytest.raises(HostError, match=message):
         executor.execute_model(StepPlan(1))
 
 

@@ -1,0 +1,122 @@
+"""Which message a call becomes, and how an exception is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import PeerDiedError, UsageError
+from launcher.worker.rpc import (
+    ErrorReply,
+    RpcCall,
+    RpcReply,
+    SampleCall,
+    StepCall,
+    StepReply,
+    carry_out,
+    error_reply,
+    invoke,
+    make_call,
+    make_codec,
+    remote_error,
+)
+from launcher.worker.step import GrammarMask, StepOutput, StepPlan
+
+PLAN, MASK = StepPlan(3), GrammarMask(b"", b"")
+
+CALLS = [
+    ("execute_model", (PLAN,), {}, StepCall),
+    ("sample_tokens", (MASK,), {}, SampleCall),
+    ("sample_tokens", (None,), None, SampleCall),
+    ("execute_model", ("not a plan",), {}, RpcCall),
+    ("execute_model", (PLAN,), {"extra": 1}, RpcCall),
+    ("execute_model", (), {}, RpcCall),
+    ("anything", (PLAN,), {}, RpcCall),
+]
+
+
+@pytest.mark.parametrize(("method", "args", "kwargs", "kind"), CALLS)
+def test_the_message_of_a_call(method: str, args: tuple[object, ...], kwargs: object, kind: type) -> None:
+    assert type(make_call(1, 0, method, args, kwargs)) is kind
+
+
+class Echo:
+    not_callable = 1
+
+    def execute_model(self, plan: StepPlan) -> StepOutput:
+        return StepOutput(plan.step)
+
+    def sample_tokens(self, mask: GrammarMask | None) -> None:
+        return None
+
+    def both(self, a: int, *, b: int) -> int:
+        return a + b
+
+
+def test_carrying_out() -> None:
+    worker = Echo()
+    assert carry_out(worker, StepCall(1, 0, PLAN)) == StepReply(1, StepOutput(3))
+    assert carry_out(worker, SampleCall(2, 0, None)) == StepReply(2, None)
+    assert carry_out(worker, RpcCall(3, 0, "both", (1,), {"b": 2})) == RpcReply(3, 3)
+    assert carry_out(worker, RpcCall(4, 0, lambda w, x: (type(w), x), (5,))) == RpcReply(4, (Echo, 5))
+
+
+@pytest.mark.parametrize("name", ["missing", "not_callable"])
+def test_no_such_method(name: str) -> None:
+    with pytest.raises(UsageError, match=f"worker tests.worker.test_rpc:Echo has no method '{name}'"):
+        invoke(Echo(), name, (), {})
+
+
+PEER_LOST = [
+    (ConnectionResetError("x"), True),
+    (EOFError(), True),
+    (PeerDiedError("gone"), True),
+    (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"), True),
+    (RuntimeError("NCCL error: remote process exited or there was a network error"), True),
+    (RuntimeError("CUDA out of memory"), False),
+    (ValueError("bad peer review"), False),
+    (UsageError("connection refused by you: write host:port"), False),
+]
+
+
+@pytest.mark.parametrize(("error", "lost"), PEER_LOST)
+def test_peer_loss_is_told_from_causes(error: Exception, lost: bool) -> None:
+    assert error_reply(1, error).peer_lost is lost
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_whose_text_fails() -> None:
+    reply = error_reply(7, Mute())
+    assert (reply.call_id, reply.type_name, reply.message) == (7, "Mute", "(its text could not be made)")
+
+
+def test_causes_and_length_of_a_traceback() -> None:
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            raise ValueError("x" * 100_000) from inner
+    except ValueError as error:
+        reply = error_reply(1, error)
+    assert len(reply.remote_traceback) <= 48 * 1024
+    short = remote_error(ErrorReply(1, "E", "", "trace"), title="Worker_DP0_PP0_TP1", rank=1)
+    assert short.headline == "rank 1 raised E"
+    assert str(short) == "rank 1 raised E\n\nOn Worker_DP0_PP0_TP1:\ntrace"
+
+
+def test_every_message_survives_the_codec() -> None:
+    codec = make_codec()
+    for message in (
+        StepCall(1, 0, PLAN),
+        SampleCall(2, -1, MASK),
+        StepReply(3, StepOutput(4)),
+        StepReply(3, None),
+        ErrorReply(4, "E", "m", "t", True),
+        RpcCall(5, 0, "m", ((1, 2), {3}), {"k": None}),
+        RpcReply(6, {"a": (1, 2)}),
+    ):
+        sent = codec.encode(message)
+        assert codec.decode(sent.tag, memoryview(sent.head), [bytearray(b) for b in sent.buffers]) == message
