@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 import msgspec
 
@@ -168,11 +168,12 @@ class Codec:
         return hooks.make(package, facts, self._call.back[index])
 
 
-def _dec_hook(kind: type, value: Any) -> Any:
+def _dec_hook(kind: Any, value: Any) -> Any:
     """Fields of foreign types: the extension hook has made the object already."""
-    if isinstance(value, kind):
+    wanted = get_origin(kind) or kind
+    if isinstance(value, wanted):
         return value
-    raise TypeError(f"expected a {kind.__name__}, got a {type(value).__name__}")
+    raise TypeError(f"expected a {wanted.__name__}, got a {type(value).__name__}")
 
 
 def _flat(buffer: memoryview) -> memoryview:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -287,8 +286,3 @@ class QueueWriter(Endpoint):
         self._parking = None
         self._arena.close()
         self._detach()
-
-    @property
-    def attached_here(self) -> bool:
-        """False in a forked child, which has inherited this object and must not use it."""
-        return self._map is not None and os.getpid() == self._pid
