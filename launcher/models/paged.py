@@ -27,7 +27,7 @@ _ATTRIBUTE = "xserve_state"
 
 _UNDERSTOOD = frozenset(
     {"position_ids", "sliding_window", "is_causal", "use_cache", "cache_position", "output_attentions",
-     "past_key_values", "logits_to_keep", "position_embeddings"}
+     "output_hidden_states", "output_router_logits", "past_key_values", "logits_to_keep", "position_embeddings"}
 )  # fmt: skip
 """Keyword arguments that either change nothing here or are honoured. Any other one with a value is refused."""
 _WORDS = {"softcap": "soft-capped attention scores", "s_aux": "attention sinks", "position_bias": "position biases"}

@@ -132,7 +132,7 @@ class TransformersWorker(Worker):
         rows = self._table.apply(plan)
         self._pending = None
         if not rows:
-            return StepOutput(plan.step)
+            return StepOutput(plan.step) if self.settings.ranks.tp_rank == 0 else None
         batch = build(rows, self._table.slots, self._table.block_size)
         logits = self._forward(batch)
         if plan.has_grammar:

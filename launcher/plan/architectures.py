@@ -1,4 +1,4 @@
-"""Which Hugging Face model types the Transformers worker carries, as seen with transformers 5.24. Data only, no imports.
+"""Which Hugging Face model types the Transformers worker carries, as seen with transformers 5.24. Data, no imports.
 
 Each was run as a small random model: prompt chunks and single tokens over the paged cache against the model's own
 attention, and, where it has a tensor-parallel plan, two ranks against one; fp32, differences below 1e-5. A type that is
