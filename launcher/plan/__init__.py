@@ -22,7 +22,7 @@ What always holds:
 
 Files: `plan` (the result, and the two halves), `choices`, `budget`, `front`, `environment`, `names`, `processes`,
 `resolved` (decisions that several processes share), `checkpoint` and `weights` (a model directory), `architectures`
-(the models that are known to run right), `model_source` (hub ids), `show` (tables and JSON, without secrets).
+and `support` (which models run right), `model_source` (hub ids), `show` (tables and JSON, without secrets).
 """
 
 from launcher.plan.plan import Helper, LaunchPlan, decide, make_plan, preload

@@ -136,11 +136,6 @@ def _find(config: dict[str, Any], what: str) -> int:
     return 0
 
 
-def check_architecture(model: Checkpoint) -> None:
-    """Refuse models that the transformers worker is not known to run right."""
-    # TODO table
-
-
 def check_tensor_parallel(model: Checkpoint, tp: int) -> None:
     """Refuse a size that would split a head."""
     if not model.heads or (model.heads % tp == 0 and model.kv_heads % tp == 0):

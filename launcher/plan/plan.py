@@ -12,7 +12,7 @@ import msgspec
 
 from launcher.config import TRANSFORMERS_WORKER, LaunchConfig
 from launcher.host import HostFacts
-from launcher.plan import budget, checkpoint, choices, environment, front, names, processes
+from launcher.plan import budget, checkpoint, choices, environment, front, names, processes, support
 from launcher.plan.model_source import resolve_model
 from launcher.plan.resolved import Decision, Files, Place, Resolved
 from launcher.process.spec import ChildMethod, ProcessSpec
@@ -89,7 +89,8 @@ def make_plan(
     if config.model is not None:
         files = files._replace(model=resolve_model(config.model))
     if files.model is not None and worker == TRANSFORMERS_WORKER:
-        files = files._replace(checkpoint=checkpoint.read_checkpoint(files.model))
+        found = checkpoint.read_checkpoint(files.model)
+        files = files._replace(checkpoint=found, causal_lm_types=support.causal_lm_types())
     if files.model is not None and api:
         checkpoint.check_tokenizer(files.model)
     return decide(config, facts, Place(run_dir, launch_id, name, generation), files, api=api)
@@ -99,8 +100,7 @@ def decide(config: LaunchConfig, facts: HostFacts, place: Place, files: Files, *
     """The pure half: see `make_plan`."""
     choices.check_numbers(config)
     made = Resolved(config, facts, files)
-    if files.checkpoint is not None:
-        _check_model(config, facts, files.checkpoint, made)
+    _check_model(config, facts, files, made)
     common = environment.base(place.launch_id, model_is_local=files.model is not None)
     engine_env = environment.engine(common, threads=made.threads.number, method=made.start.value, one_machine=True)
     http = front.choose_binding(config) if api else None
@@ -133,8 +133,11 @@ def preload(worker: str) -> tuple[str, ...]:
     return (*torch, *_ENGINE_PRELOAD, worker.partition(":")[0])
 
 
-def _check_model(config: LaunchConfig, facts: HostFacts, model: checkpoint.Checkpoint, made: Resolved) -> None:
-    checkpoint.check_architecture(model)
+def _check_model(config: LaunchConfig, facts: HostFacts, files: Files, made: Resolved) -> None:
+    model = files.checkpoint
+    if model is None:
+        return
+    support.check_architecture(model, config.tp, files.causal_lm_types)
     checkpoint.check_tensor_parallel(model, config.tp)
     checkpoint.check_model_len(model, config.max_model_len)
     dtype, given, length = made.dtype.value, config.kv_cache_memory, config.max_model_len

@@ -12,6 +12,7 @@ from launcher.host import HostFacts
 from launcher.parallel.ranks import Layout
 from launcher.plan import budget, choices
 from launcher.plan.checkpoint import Checkpoint
+from launcher.plan.support import is_proven
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -38,6 +39,8 @@ class Files(NamedTuple):
     checkpoint: Checkpoint | None = None
     """Only for the transformers worker: what others do with a model is theirs to know."""
     api_keys: tuple[str, ...] = ()
+    causal_lm_types: frozenset[str] = frozenset()
+    """What transformers calls causal language models; empty: it cannot be told."""
 
 
 class Resolved:
@@ -53,6 +56,7 @@ class Resolved:
         self.start = choices.choose_start(config, facts)
         self.threads = budget.thread_budget(facts, config.tp)
         self.layout = Layout(tp=config.tp)
+        self.model_type = files.checkpoint.model_type if files.checkpoint is not None else None
         self.served_name = choices.served_name(config, self.worker.value, files.model)
 
     def decisions(self) -> tuple[Decision, ...]:
@@ -77,6 +81,10 @@ class Resolved:
             lines.append("--device cuda has no effect: the reference worker computes nothing")
         elif self.facts.gpu_note and not reference and self.config.device != "cpu":
             lines.append(self.facts.gpu_note)
+        if self.model_type is not None and not is_proven(self.model_type):
+            lines.append(
+                f"model type {self.model_type} was never tried: the workers compare it with transformers first"
+            )
         lines.append(f"start method {self.start.value}: {self.start.reason}")
         lines.append(f"OMP threads {self.threads.number} per worker: {self.threads.origin}")
         if not reference:
