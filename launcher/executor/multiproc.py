@@ -143,14 +143,15 @@ class MultiprocExecutor(Executor):
             with contextlib.suppress(XserveError):
                 self._calls.enqueue(ShutdownCall(self._next), deadline=Deadline.after(min(0.5, budget / 4)))
         self._end(ClosedError("the executor was shut down"))
-        cut = [child.title for child in self._nursery.stop(budget)]
-        self._nursery.close()
-        for end in (self._calls, *self._readers, *self._rings):
-            if end is not None:
-                end.close()
-        for fd in self._pidfds:
-            os.close(fd)
-        return cut
+        try:
+            return [child.title for child in self._nursery.stop(budget)]
+        finally:
+            self._nursery.close()
+            for end in (self._calls, *self._readers, *self._rings):
+                if end is not None:
+                    end.close()
+            for fd in self._pidfds:
+                os.close(fd)
 
     def _end(self, error: XserveError) -> None:
         """No further call; those under way fail with `error`. The first reason stays."""
@@ -172,6 +173,8 @@ class MultiprocExecutor(Executor):
         reply_rank = ALL_RANKS if unique_reply_rank is None else unique_reply_rank
         if unique_reply_rank is not None and not 0 <= unique_reply_rank < self.world_size:
             raise UsageError(f"unique_reply_rank={unique_reply_rank}: ranks are 0 to {self.world_size - 1}")
+        # A rank that does not reply is not missed while the others answer fast: ask for deaths at every call (1 µs).
+        self._look_after_children()
         if self._ended is not None:
             raise self._ended
         self._take()
