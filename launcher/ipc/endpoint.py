@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import struct
 from collections.abc import Sequence
 
 from launcher.errors import InternalError
@@ -13,6 +14,9 @@ from launcher.ipc.fences import Fences
 from launcher.ipc.handle import RingHandle
 from launcher.ipc.layout import CAPACITY_WORD, CLOSED_WORD, DATA_AT, MAGIC, MAGIC_WORD, READERS_WORD
 from launcher.ipc.waiting import Parking, Spin
+
+_GONE = memoryview(struct.pack("<" + "Q" * (CLOSED_WORD + 1), *[0] * CLOSED_WORD, 1)).cast("Q")
+"""The header that a detached end sees: nothing was ever written, and it is closed. Spares the hot paths a check."""
 
 
 class Endpoint:
@@ -56,11 +60,12 @@ class Endpoint:
     @property
     def closed(self) -> bool:
         """True after `close` here, or `shutdown` by anyone."""
-        return self._map is None or bool(self._words[CLOSED_WORD])
+        return bool(self._words[CLOSED_WORD])
 
     def _detach(self) -> None:
         self._words.release()
         self._bytes.release()
+        self._words = _GONE
         mapping, self._map = self._map, None
         if mapping is not None:
             # Arrays taken as views still need it to release their regions; then it goes with the last of them.

@@ -5,7 +5,7 @@ One memfd holds the header and the data; a second one, the *arena*, holds messag
     ring memfd
     0        ┌────────────────────────────────────────────────────────────┐
              │ magic u64 │ capacity u64 │ readers u64                     │  owner, once, before anyone attaches
-    64       │ write cursor u64 │ records written u64                     │  writer
+    64       │ write cursor u64 │ records written u64 │ lap cursor u64    │  writer
     128      │ wanted position u64 (0: the writer does not wait)          │  writer
     192      │ closed u64 (0, then 1 for ever)                            │  anyone
     256      │ asleep u8 x 64, one per reader                             │  reader: 1, 0; writer: 0 (claims a wake-up)
@@ -22,7 +22,12 @@ One memfd holds the header and the data; a second one, the *arena*, holds messag
     record (starts at a multiple of 16)
     0        │ word u64: length u32 │ tag u8 │ flags u8 │ 0 u16 │ sequence u64 │
     16       │ body: `length` bytes, padded to 16                         │
-    A word of all ones (SKIP) means: the next record is at the start of the data.
+    A word of all ones (SKIP) means: the next record is at the start of the data; this one did not fit behind.
+
+    lap cursor: a reader whose cursor is before it goes on from there (a multiple of the capacity: the start of data).
+    The writer moves it when it has filled HOT_BYTES and every reader has read everything: so in ordinary traffic a ring
+    of 16 MiB touches, and keeps in the caches, only its first 256 KiB. It may then reuse all before it, for nobody has
+    anything to read there (a SKIP left there might be overwritten before it is read).
 
     body with F_BUFFERS: count u64, (count + 1) sizes u64, then the head, then each buffer; each part 64-aligned
     body with F_ARENA:   slot u64, offset u64, length u64 of the real body in the arena
@@ -34,9 +39,9 @@ One memfd holds the header and the data; a second one, the *arena*, holds messag
 Cursors count bytes since the ring was made and never wrap; a cursor modulo `capacity` is a place in the data. A read
 cursor of LEFT means: this reader closed its end, do not wait for it.
 
-Order of the writer's writes: arena bytes, arena slot states, body, record header | write cursor | then it reads the
-asleep bytes. Order of the reader's: it reads the write cursor | the record, then the slot state | read cursor | then it
-reads the wanted position. Each ``|`` is a fence (`launcher.ipc.fences`).
+Order of the writer's stores: arena slot states, arena bytes, body, record header, lap cursor | write cursor | then it
+loads the asleep bytes. Order of the reader's: it loads the write cursor | lap cursor, record; it stores the slot state |
+read cursor | then it loads the wanted position. Each ``|`` is a fence (`launcher.ipc.fences`).
 """
 
 from __future__ import annotations
@@ -54,6 +59,7 @@ CAPACITY_WORD = 1
 READERS_WORD = 2
 CURSOR_WORD = 64 // 8
 WRITTEN_WORD = CURSOR_WORD + 1
+LAP_WORD = CURSOR_WORD + 2
 WANTED_WORD = 128 // 8
 CLOSED_WORD = 192 // 8
 CLOSED_AT = CLOSED_WORD * 8
@@ -85,6 +91,7 @@ HELD = 1
 LEAVING = 2
 
 PAGE = 4096
+HOT_BYTES = 256 << 10
 MIN_CAPACITY = PAGE
 WARM_BYTES = 64 << 20
 IN_FLIGHT_BYTES = 256 << 20

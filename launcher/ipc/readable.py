@@ -30,7 +30,10 @@ class _Any:
         return [reader for reader in self._readers if reader.is_ready()]
 
     def is_ready(self) -> bool:
-        return any(reader.is_ready() for reader in self._readers)
+        for reader in self._readers:  # noqa: SIM110  # a generator costs more than all the looks
+            if reader.is_ready():
+                return True
+        return False
 
     def is_closed(self) -> bool:
         return False  # a closed reader counts as ready
@@ -66,10 +69,12 @@ def wait_readable(
     ready = group.ready()
     if ready:
         return WaitResult(ready, [], [])
-    peers = [*watched, *(peer for reader in readers for peer in reader.watched)]
-    parking = Parking([reader.event for reader in readers], peers, extra_fds)
-    spin = readers[0].spin if readers else Spin()
-    _, woken = wait(group, parking, spin, deadline)
+
+    def park() -> Parking:
+        peers = [*watched, *(peer for reader in readers for peer in reader.watched)]
+        return Parking([reader.event for reader in readers], peers, extra_fds)
+
+    _, woken = wait(group, park, readers[0].spin if readers else Spin(), deadline)
     ready = group.ready()
     if ready:
         return WaitResult(ready, [], [])

@@ -24,6 +24,7 @@ from launcher.ipc.layout import (
     F_ARENA,
     F_BUFFERS,
     F_VIEW,
+    LAP_WORD,
     LEFT,
     RECORD_HEADER,
     SKIP,
@@ -61,6 +62,7 @@ class QueueReader(Endpoint):
         self._cursor = self._words[self._mine]
         self._read = self._words[self._mine + 1]
         self._watched: list[Watched] = []
+        self._record = _Record(self)
         self._arena = ArenaReader(self._owned.pop(0), memoryview(self._bytes), handle.readers, handle.index)
 
     def watch(self, peer: Watched) -> None:
@@ -79,46 +81,45 @@ class QueueReader(Endpoint):
 
         Raises `DeadlineError`, `PeerDiedError` when a watched writer died, `ClosedError` after a shutdown.
         """
-        if self._map is None:
-            raise ClosedError(f"queue {self.name!r} is closed")
         if self._words[CURSOR_WORD] == self._cursor:
             self._wait(deadline)
         return self._take()
 
     def try_dequeue(self) -> Any:
         """The next message, or `EMPTY`; never blocks. Raises `ClosedError` when empty after a shutdown."""
-        if self._map is None or (self.is_closed() and not self._has_record()):
+        if self._words[CURSOR_WORD] != self._cursor:
+            return self._take()
+        if self._words[CLOSED_WORD]:
             raise ClosedError(f"queue {self.name!r} is closed")
-        if self._words[CURSOR_WORD] == self._cursor:
-            return EMPTY
-        return self._take()
+        return EMPTY
 
     def is_ready(self) -> bool:
         """A `dequeue` would return, or raise `ClosedError`, at once."""
-        return self._map is None or self._words[CURSOR_WORD] != self._cursor or bool(self._words[CLOSED_WORD])
-
-    def _has_record(self) -> bool:
-        return self._words[CURSOR_WORD] != self._cursor
+        return self._words[CURSOR_WORD] != self._cursor or bool(self._words[CLOSED_WORD])
 
     def _take(self) -> Any:
         self._fences.consume()
         words = self._words
-        cursor = self._cursor
+        cursor = max(self._cursor, words[LAP_WORD])
         at = cursor % self._capacity
-        if words[(DATA_AT + at) >> 3] == SKIP:
+        word = words[(DATA_AT + at) >> 3]
+        if word == SKIP:
             cursor += self._capacity - at
             at = 0
-        start = (DATA_AT + at) >> 3
-        length, tag, flags = unpack_word(words[start])
-        if words[start + 1] != self._read:
-            raise InternalError(f"queue {self.name!r}: found record {words[start + 1]} where {self._read} should be")
-        start = DATA_AT + at + RECORD_HEADER
+            word = words[DATA_AT >> 3]
+        start = DATA_AT + at
+        if words[(start >> 3) + 1] != self._read:
+            raise InternalError(
+                f"queue {self.name!r}: found record {words[(start >> 3) + 1]} where {self._read} should be"
+            )
+        length, tag, flags = unpack_word(word)
+        start += RECORD_HEADER
         body = self._bytes[start : start + length]
         if flags & F_ARENA and not flags & F_VIEW:
             # Before it is taken: the caller can free memory and try again.
             segment.require_headroom(ARENA_PLACE.unpack(body)[2], f"record {self._read} of queue {self.name!r}")
         try:
-            return self._decode(tag, flags, body)
+            return self._decode(tag, flags, body) if flags else self._codec.decode(tag, body, ())
         except Exception as error:
             raise InternalError(
                 f"queue {self.name!r}: record {self._read} cannot be decoded: {type(error).__name__}: {error}"
@@ -155,9 +156,9 @@ class QueueReader(Endpoint):
 
     def _wait(self, deadline: Deadline) -> None:
         """Until there is a record."""
-        if self._parking is None:
-            self._parking = Parking([self.event], self._watched)
-        outcome, woken = wait(_Record(self), self._parking, self.spin, deadline, self.warn_after)
+        if self._words[CLOSED_WORD] and not self._record.is_ready():
+            raise ClosedError(f"queue {self.name!r} was shut down after record {self._read}")
+        outcome, woken = wait(self._record, self._park, self.spin, deadline, self.warn_after)
         match outcome:
             case Outcome.READY:
                 return
@@ -176,6 +177,11 @@ class QueueReader(Endpoint):
                     f"queue {self.name!r}: no record {self._read} within {deadline.seconds:g} s "
                     f"from {self.writer_name()}"
                 )
+
+    def _park(self) -> Parking:
+        if self._parking is None:
+            self._parking = Parking([self.event], self._watched)
+        return self._parking
 
     def writer_name(self) -> str:
         return describe_peer(self._watched[0] if self._watched else None, "its writer")
@@ -203,16 +209,26 @@ class QueueReader(Endpoint):
         self._parking = None
         self._arena.close()
         self._detach()
+        self._cursor = 0
 
 
 class _Record:
     """Waiting for one reader's next record."""
 
+    __slots__ = ("_reader",)
+
     def __init__(self, reader: QueueReader) -> None:
         self._reader = reader
-        self.is_ready = reader._has_record
-        self.is_closed = reader.is_closed
-        self.disarm = reader.disarm
+
+    def is_ready(self) -> bool:
+        reader = self._reader
+        return reader._words[CURSOR_WORD] != reader._cursor
+
+    def is_closed(self) -> bool:
+        return self._reader.is_closed()
+
+    def disarm(self) -> None:
+        self._reader.disarm()
 
     def arm(self) -> None:
         self._reader.arm()

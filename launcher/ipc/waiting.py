@@ -42,6 +42,9 @@ class Woken(NamedTuple):
     extra: list[int]
 
 
+NOBODY = Woken([], [])
+
+
 class Waitable(Protocol):
     """What is waited for. Calls come from the waiting thread alone."""
 
@@ -108,11 +111,15 @@ class Parking:
 
 
 def wait(
-    what: Waitable, parking: Parking, spin: Spin, deadline: Deadline, warn_after: float | None = None
+    what: Waitable, make_parking: Callable[[], Parking], spin: Spin, deadline: Deadline, warn_after: float | None = None
 ) -> tuple[Outcome, Woken]:
-    """Wait until `what` is ready. What is already there comes before closed, dead and late."""
+    """Wait until `what` is ready. What is already there comes before closed, dead and late.
+
+    `make_parking` is called only if it comes to a sleep: to register descriptors costs more than most waits take.
+    """
     if spin.run(what.is_ready):
-        return Outcome.READY, Woken([], [])
+        return Outcome.READY, NOBODY
+    parking = make_parking()
     started = now()
     late_at = started + warn_after if warn_after is not None else None
     try:
@@ -120,7 +127,7 @@ def wait(
             what.arm()
             # Look again before and after every sleep. After a death is known, the dead one's last stores are visible.
             idle = not what.is_ready() and not what.is_closed()
-            woken = parking.sleep(_sleep_ms(deadline, late_at)) if idle else Woken([], [])
+            woken = parking.sleep(_sleep_ms(deadline, late_at)) if idle else NOBODY
             outcome = _judge(what, woken, deadline)
             if outcome is not None:
                 spin.slept(int((now() - started) * 1e9) + spin.budget)

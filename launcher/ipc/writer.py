@@ -14,6 +14,7 @@ from launcher.ipc.codec import Codec, Message
 from launcher.ipc.endpoint import Endpoint
 from launcher.ipc.handle import RingHandle, Watched, describe_peer
 from launcher.ipc.layout import (
+    ALIGN,
     ARENA_PLACE,
     ASLEEP_AT,
     CLOSED_WORD,
@@ -22,7 +23,9 @@ from launcher.ipc.layout import (
     F_ARENA,
     F_BUFFERS,
     F_VIEW,
+    HOT_BYTES,
     IN_FLIGHT_BYTES,
+    LAP_WORD,
     LEFT,
     RECORD_HEADER,
     SKIP,
@@ -33,7 +36,6 @@ from launcher.ipc.layout import (
     body_plan,
     pack_word,
     reader_word,
-    record_size,
 )
 from launcher.ipc.waiting import WARN_SECONDS, Outcome, Parking, wait
 
@@ -55,10 +57,17 @@ class QueueWriter(Endpoint):
         self._slowest = 0
         """Never ahead of the slowest live reader: looked up again only when the ring seems full."""
         self._live = list(range(handle.readers))
+        self._live_words = [reader_word(index) for index in self._live]
         self._watched: dict[int, Watched] = {}
         self._asleep_words = range(ASLEEP_AT // 8, (ASLEEP_AT + handle.readers + 7) // 8)
         self._arena = ArenaWriter(handle.name, self._arena_fd, self._bytes)
         self._need = 0
+        self._next = self._cursor
+        """The cursor behind the record that is being written."""
+        self._turn = min(HOT_BYTES, handle.capacity)
+        """Where in the data to look next whether we may go back to its start."""
+        self._lap = self._next_lap = self._words[LAP_WORD]
+        """A reader whose cursor is before it holds nothing, and counts as standing there."""
 
     # --- peers -------------------------------------------------------------------------------------------------
 
@@ -73,6 +82,7 @@ class QueueWriter(Endpoint):
         self._parking = None
         if index in self._live:
             self._live.remove(index)
+            self._live_words = [reader_word(live) for live in self._live]
         self._arena.dead.add(index)
         self._arena.reclaim()
 
@@ -86,7 +96,7 @@ class QueueWriter(Endpoint):
         `UsageError` when the codec cannot carry `obj`. After an error nothing was sent.
         """
         message = self._codec.encode(obj)
-        if self._map is None or self._words[CLOSED_WORD]:
+        if self._words[CLOSED_WORD]:
             raise ClosedError(f"queue {self.name!r} is closed")
         if message.buffers:
             self._enqueue_parts(message, deadline)
@@ -120,8 +130,7 @@ class QueueWriter(Endpoint):
         body = self._reserve(ARENA_PLACE.size, deadline)
         if flags & F_BUFFERS and self._arena.spare_slots > VIEW_RESERVE:
             flags |= F_VIEW
-        end = self._cursor_behind(body, ARENA_PLACE.size)
-        region = self._arena.lend(length, self._live, end)
+        region = self._arena.lend(length, self._live, self._next)
         try:
             self._arena.fill(region, parts)
         except BaseException:
@@ -150,23 +159,27 @@ class QueueWriter(Endpoint):
         """Wait until a record with a body of `length` bytes fits; where its body goes. Nothing is visible yet."""
         cursor = self._cursor
         at = cursor % self._capacity
-        size = record_size(length)
-        skip = self._capacity - at if at + size > self._capacity else 0
-        end = cursor + skip + size
-        if end - self._slowest > self._capacity:
+        size = (RECORD_HEADER + length + ALIGN - 1) & ~(ALIGN - 1)
+        end = cursor + size
+        lap = self._lap
+        back = at + size > self._turn and self._turns_back(at, size)
+        if back:
+            end += self._capacity - at
+            if self._slowest == cursor:
+                lap = end - size  # nobody has anything to read: no mark, and no wait
+        if lap == self._lap and end - self._slowest > self._capacity:
             self._await_readers(end - self._capacity, deadline)
-        if skip:
+        if back and lap == self._lap:
             self._words[(DATA_AT + at) >> 3] = SKIP
-            at = 0
-        return DATA_AT + at + RECORD_HEADER
+        self._next, self._next_lap = end, lap
+        return DATA_AT + RECORD_HEADER + (0 if back else at)
 
-    def _cursor_behind(self, body: int, length: int) -> int:
-        """The write cursor after the record whose body starts at `body`."""
-        at = body - RECORD_HEADER - DATA_AT
-        cursor = self._cursor
-        here = cursor % self._capacity
-        skipped = 0 if at == here else self._capacity - here
-        return cursor + skipped + record_size(length)
+    def _turns_back(self, at: int, size: int) -> bool:
+        """Shall a record of `size` bytes go to the start of the data instead of to `at`?"""
+        self._slowest = self._find_slowest()
+        back = at + size > self._capacity or (self._slowest == self._cursor and size <= at)
+        self._turn = min(HOT_BYTES if back else at + size + HOT_BYTES, self._capacity)
+        return back
 
     def _publish(self, body: int, word: int) -> None:
         """Header, fence, cursor, fence, then wake the sleepers (see `launcher.ipc.layout`)."""
@@ -174,9 +187,10 @@ class QueueWriter(Endpoint):
         start = (body - RECORD_HEADER) >> 3
         words[start + 1] = self._written
         words[start] = word
-        end = self._cursor_behind(body, word & 0xFFFFFFFF)
+        if self._next_lap != self._lap:
+            words[LAP_WORD] = self._lap = self._next_lap
         self._fences.publish()
-        words[CURSOR_WORD] = self._cursor = end
+        words[CURSOR_WORD] = self._cursor = self._next
         words[WRITTEN_WORD] = self._written = self._written + 1
         self._fences.full()
         for index in self._asleep_words:
@@ -196,20 +210,23 @@ class QueueWriter(Endpoint):
     def _find_slowest(self) -> int:
         """The least read cursor; our own when nobody is left to wait for."""
         words = self._words
-        slowest = min([words[reader_word(index)] for index in self._live], default=LEFT)
+        slowest = min([words[word] for word in self._live_words], default=LEFT)
         # A reader that closed its end says LEFT, which is beyond any cursor.
-        return min(slowest, self._cursor)
+        return min(max(slowest, self._lap), self._cursor)
 
     def _await_readers(self, position: int, deadline: Deadline) -> None:
         """Until every live reader's cursor is at `position` or beyond."""
         self._need = position
         while not self.is_ready():
-            if self._parking is None:
-                peers = [peer for index, peer in self._watched.items() if index in self._live]
-                self._parking = Parking([self._writer_event], peers)
-            outcome, woken = wait(self, self._parking, self.spin, deadline, self.warn_after)
+            outcome, woken = wait(self, self._park, self.spin, deadline, self.warn_after)
             if outcome is not Outcome.READY and not (outcome is Outcome.DIED and self._only_leavers(woken.dead)):
                 raise self._failure(outcome, woken.dead, deadline)
+
+    def _park(self) -> Parking:
+        if self._parking is None:
+            peers = [peer for index, peer in self._watched.items() if index in self._live]
+            self._parking = Parking([self._writer_event], peers)
+        return self._parking
 
     def _failure(self, outcome: Outcome, dead: list[Watched], deadline: Deadline) -> XserveError:
         record = f"record {self._written}"
@@ -264,10 +281,8 @@ class QueueWriter(Endpoint):
         self._words[WANTED_WORD] = 0
 
     def late(self, seconds: float) -> None:
-        log.warning(
-            "queue %r: record %d has waited %.0f s for room; missing: %s",
-            self.name, self._written, seconds, self._laggards(),
-        )  # fmt: skip
+        what = f"queue {self.name!r}: record {self._written} has waited {seconds:.0f} s for room"
+        log.warning("%s; missing: %s", what, self._laggards())
 
     # --- the end -------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class Recorder:
         names = {
             layout.CURSOR_WORD * 8: "write cursor",
             layout.WRITTEN_WORD * 8: "written",
+            layout.LAP_WORD * 8: "lap",
             layout.WANTED_WORD * 8: "wanted",
             layout.CLOSED_WORD * 8: "closed",
         }
@@ -81,6 +82,18 @@ def test_writer_publishes_the_whole_record_then_looks_for_sleepers(queues: Queue
     assert only(log, *order) == order
 
 
+def test_writer_moves_the_lap_before_it_publishes(queues: Queues) -> None:
+    queue, log = queues(), no_log()
+    queue.send(bytes(100))
+    queue.receive()
+    queue.writer._turn = 200
+    record(queue.writer, log)
+    queue.send(bytes(100))
+    order = ["store record", "store lap", "publish", "store write cursor"]
+    assert only(log, *order) == order
+    assert queue.receive() == bytes(100)
+
+
 def test_writer_lends_the_region_before_it_publishes_its_place(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, log = queues(), no_log()
     arena: Any = queue.writer._arena
@@ -106,7 +119,16 @@ def test_reader_takes_the_record_after_the_cursor_and_gives_it_back_last(queues:
     queue.send(Note(1))
     record(queue.readers[0], log)
     assert queue.receive() == Note(1)
-    order = ["load write cursor", "consume", "load record", "publish", "store read cursor", "full", "load wanted"]
+    order = [
+        "load write cursor",
+        "consume",
+        "load lap",
+        "load record",
+        "publish",
+        "store read cursor",
+        "full",
+        "load wanted",
+    ]
     assert only(log, *order) == order
 
 

@@ -95,8 +95,9 @@ def test_answers_from_many_processes_on_one_wait(fork: Fork) -> None:
         assert len(wait_readable(readers, deadline=soon()).dead) == ranks
     for ring in (plans, *answers):
         ring.close()
-    for end in (writer, *readers):
-        end.close()
+    writer.close()
+    for reader in readers:
+        reader.close()
 
 
 def test_idle_readers_use_no_cpu(fork: Fork) -> None:
@@ -281,7 +282,7 @@ def test_missing_writer_is_named_in_the_log(fork: Fork, caplog: pytest.LogCaptur
     reader.warn_after = 0.05
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(DeadlineError, match="no record 0 within .* from Child_1"),
+        pytest.raises(DeadlineError, match=r"no record 0 within .* from Child_1"),
     ):
         reader.dequeue(deadline=soon(0.2))
     assert "nothing for 0 s from Child_1 (rank 1" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.clock import now
 from launcher.errors import ClosedError, DeadlineError, InternalError, UsageError
-from launcher.ipc import EMPTY, QueueReader, QueueWriter, Ring, RingHandle
+from launcher.ipc import EMPTY, QueueReader, QueueWriter, Ring, RingHandle, layout
 from tests.ipc.conftest import CODEC, Note, Queue, Queues, flood, soon
 
 steps = st.lists(
@@ -23,11 +24,21 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps, st.integers(1, 4), st.sampled_from([4096, 8192, 20_480]))
-def test_every_reader_gets_everything_once_in_order(steps: list[tuple[str, int]], readers: int, capacity: int) -> None:
-    """Sizes from 0 to 17 rings, wrap-around, a full ring, and large messages mixed with small ones."""
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps, st.integers(1, 4), st.sampled_from([4096, 8192, 20_480]), st.sampled_from([1 << 18, 512, 4096]))
+def test_every_reader_gets_everything_once_in_order(
+    steps: list[tuple[str, int]], readers: int, capacity: int, hot: int
+) -> None:
+    """Sizes from 0 to 17 rings, wrap-around, early turns, a full ring, large messages mixed with small ones."""
     queue = Queue(readers, capacity)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("launcher.ipc.writer.HOT_BYTES", hot)
+        queue.writer._turn = min(hot, capacity)
+        check_against_a_list(queue, steps)
+
+
+def check_against_a_list(queue: Queue, steps: list[tuple[str, int]]) -> None:
+    readers = len(queue.readers)
     sent: list[bytes] = []
     got = [0] * readers
 
@@ -77,6 +88,29 @@ def test_back_pressure_names_the_slowest_reader(queues: Queues) -> None:
         flood(step)
     queue.receive(1)
     queue.send(b"and on")
+
+
+def test_ordinary_traffic_stays_in_the_hot_part(queues: Queues) -> None:
+    """Readers that keep up let the ring go back to its start early; one that lags gets all of it."""
+    queue = queues(2, 16 << 20)
+    for number in range(3000):
+        queue.send(bytes([number % 256]) * (number * 7919 % 5000))
+        for index in range(2):
+            assert queue.receive(index) == bytes([number % 256]) * (number * 7919 % 5000)
+    assert os.fstat(queue.ring.writer_handle()[1][0]).st_blocks * 512 < layout.HOT_BYTES + 65536
+    sent = 0
+
+    def step() -> None:
+        nonlocal sent
+        queue.send(bytes(100_000), seconds=0)
+        queue.receive(0)
+        sent += 1
+
+    with pytest.raises(DeadlineError):
+        flood(step)
+    assert sent >= 150, "of 16 MiB"
+    for _ in range(sent):
+        assert queue.receive(1) == bytes(100_000)
 
 
 def test_one_deadline_for_the_whole_call(queues: Queues) -> None:

@@ -57,7 +57,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 def outcome_of(fake: Fake, parking: Parking, seconds: float = 0.05, warn_after: float | None = None) -> Outcome:
     spin = Spin()
     spin.budget = 0
-    outcome, _ = wait(fake, parking, spin, soon(seconds), warn_after)
+    outcome, _ = wait(fake, lambda: parking, spin, soon(seconds), warn_after)
     assert not fake.armed, "disarmed whatever happened"
     return outcome
 
