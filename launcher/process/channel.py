@@ -26,6 +26,8 @@ _MAX_INLINE = 64 * 1024
 _MAX_FDS = 250
 """The kernel passes at most 253 descriptors in one message (SCM_MAX_FD)."""
 
+_RIGHTS_SPACE = socket.CMSG_SPACE((_MAX_FDS + 1) * array.array("i").itemsize)
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -101,12 +103,12 @@ class Channel(Generic[Out, In]):
 
     def _receive(self) -> tuple[bytes, list[int]]:
         try:
-            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_INLINE + 1, _MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC)
+            data, rights, _, _ = self._sock.recvmsg(_MAX_INLINE + 1, _RIGHTS_SPACE, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             # It died without having read all that we sent. The kernel tells this once, and before what the other end
             # had said, its failure report above all: that is still there to be read.
-            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_INLINE + 1, _MAX_FDS + 1, socket.MSG_CMSG_CLOEXEC)
-        return data, fds
+            data, rights, _, _ = self._sock.recvmsg(_MAX_INLINE + 1, _RIGHTS_SPACE, socket.MSG_CMSG_CLOEXEC)
+        return data, _descriptors(rights)
 
     def recv(self, deadline: Deadline) -> tuple[In, list[int]]:
         """Like `recv_nowait`, waiting until the deadline (DeadlineError)."""
@@ -119,6 +121,15 @@ class Channel(Generic[Out, In]):
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.close()
+
+
+def _descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:
+    """Not socket.recv_fds: before Python 3.12 it drops its flags, and the descriptors would survive an exec."""
+    fds = array.array("i")
+    for level, kind, data in rights:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
 
 
 def _wait(sock: socket.socket, events: int, deadline: Deadline) -> None:
