@@ -40,8 +40,8 @@ Cursors count bytes since the ring was made and never wrap; a cursor modulo `cap
 cursor of LEFT means: this reader closed its end, do not wait for it.
 
 Order of the writer's stores: arena slot states, arena bytes, body, record header, lap cursor | write cursor | then it
-loads the asleep bytes. Order of the reader's: it loads the write cursor | lap cursor, record; it stores the slot state |
-read cursor | then it loads the wanted position. Each ``|`` is a fence (`launcher.ipc.fences`).
+loads the asleep bytes. Order of the reader's: it loads the write cursor | lap cursor and record; it stores the slot
+state | read cursor | then it loads the wanted position. Each ``|`` is a fence (`launcher.ipc.fences`).
 """
 
 from __future__ import annotations

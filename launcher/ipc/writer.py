@@ -234,9 +234,10 @@ class QueueWriter(Endpoint):
             return ClosedError(f"queue {self.name!r} was shut down while {record} waited for room")
         if outcome is Outcome.DIED:
             peer = dead[0]
+            index = next(index for index, other in self._watched.items() if other == peer)
             return PeerDiedError(
                 f"queue {self.name!r}: {describe_peer(peer, '')} died while {record} waited for room; "
-                f"it had read {self._words[reader_word(self._index_of(peer)) + 1]}",
+                f"it had read {self._words[reader_word(index) + 1]}",
                 title=peer.title,
                 rank=peer.rank,
                 pid=peer.pid,
@@ -244,9 +245,6 @@ class QueueWriter(Endpoint):
         return DeadlineError(
             f"queue {self.name!r}: no room for {record} within {deadline.seconds:g} s; waiting for {self._laggards()}"
         )
-
-    def _index_of(self, peer: Watched) -> int:
-        return next(index for index, other in self._watched.items() if other == peer)
 
     def _only_leavers(self, dead: list[Watched]) -> bool:
         """True: all of them had closed their ends before they died, which is no failure; they are struck off."""
