@@ -19,8 +19,11 @@ from collections.abc import Callable, Iterable
 from launcher.clock import Deadline
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-KEPT_LINES = 20
-"""Lines of a child's output kept for its failure report."""
+REPORTED_LINES = 20
+"""Lines of a child's output in its failure report."""
+KEPT_LINES = 80
+CRASH = b"Fatal Python error"
+"""Begins what faulthandler writes. The most telling lines come first there, so the report begins with it."""
 LINE_BYTES = 16 << 10
 """Where a line without an end is cut."""
 BACKLOG_BYTES = 1 << 20
@@ -199,15 +202,17 @@ class OutputRelay:
             child.partial = b""
 
     def tail(self, title: str) -> tuple[str, ...]:
-        """The last `KEPT_LINES` lines of the newest child of that title, an unfinished one included."""
+        """`REPORTED_LINES` lines of the newest child of that title: its last ones, or its crash dump from the start."""
         newest = next((key for key in reversed(self._children) if key[0] == title), None)
         if newest is None:
             return ()
         child = self._children[newest]
         lines = [*child.last, *([self._secrets.data(child.partial)] if child.partial else [])]
         # Of a line that was drawn over and over (a progress bar) the last state counts.
-        shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
-        return tuple(line.decode(errors="replace") for line in shown)[-KEPT_LINES:]
+        shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+        crash = next((at for at, line in enumerate(shown) if line.startswith(CRASH)), len(shown))
+        first = min(crash, max(0, len(shown) - REPORTED_LINES))
+        return tuple(line.decode(errors="replace") for line in shown[first : first + REPORTED_LINES])
 
     def _child(self, title: str, pid: int) -> _Child:
         child = self._children.get((title, pid))

@@ -72,6 +72,13 @@ def test_a_successor_begins_anew() -> None:
     assert one.tail("Worker") == ("new",)
 
 
+def test_a_crash_is_reported_from_its_beginning() -> None:
+    one, _ = relay()
+    dump = [b"Fatal Python error: Segmentation fault", b"", *(b'  File "x", line %d' % n for n in range(30))]
+    one.feed("Worker", 7, b"\n".join([b"before"] * 9 + dump) + b"\n")
+    assert one.tail("Worker") == tuple(line.decode() for line in dump[:20])
+
+
 def test_of_a_progress_bar_the_last_state_is_reported() -> None:
     one, _ = relay()
     one.feed("Worker", 7, b"\r10%\r50%\r100%\n\r10%\r20%")

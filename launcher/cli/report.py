@@ -68,7 +68,7 @@ def advise(cause: Failure) -> str:
     if cause.kind == "timeout":
         return "if it is slow and not stuck, give it more time with --ready-timeout"
     if cause.kind == "raised":
-        return "" if cause.permanent else "its traceback stands above; --log-level debug tells more"
+        return ""
     if cause.kind == "peer_lost":
         return "the process at the other end was lost: its own failure should stand above"
     if "out of memory" in cause.headline:
@@ -76,7 +76,7 @@ def advise(cause: Failure) -> str:
     if cause.signal == signal.SIGKILL:
         return "somebody killed it: by hand, or the kernel when memory ran out (look for 'oom' in: dmesg)"
     if cause.signal is not None:
-        return "it crashed in native code: its last output stands above; PYTHONFAULTHANDLER=1 shows where"
+        return "it crashed in native code: where, its last output above says"
     return "it left without a word: its last output stands above, if there was any"
 
 

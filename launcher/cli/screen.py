@@ -72,6 +72,8 @@ class StartScreen:
     def on_step(self, title: str, pid: int, report: StepReport) -> None:
         """A process has entered a step, or made progress in it."""
         row = self._row(title, pid)
+        if report.step is Step.SERVING and row.step == Step.READY:
+            return  # the same to a user; when it became ready is what he wants to see
         entered = row.step != report.step
         if entered:
             row.step, row.since = str(report.step), clock.now()

@@ -72,7 +72,7 @@ def test_follow_ons_then_traceback_then_headline() -> None:
         lines[:2] == ["xserve: because of it: rank 0 (Worker_DP0_PP0_TP0), pid 75, step model: connection; closed"] * 2
     )
     assert lines[3:6] == ["Traceback (most recent call last):", "  …", "RuntimeError: boom"]
-    assert lines[-2] == "xserve: rank 2 (Worker_DP0_PP0_TP2), pid 77, step model: RuntimeError: boom"
+    assert lines[-1] == "xserve: rank 2 (Worker_DP0_PP0_TP2), pid 77, step model: RuntimeError: boom"
     assert text.count("Traceback") == 1
 
 
@@ -95,7 +95,7 @@ def test_a_hard_death_shows_its_last_output() -> None:
         ({"kind": "died", "signal": 9}, "killed"),
         ({"kind": "died", "exit_code": 3}, "without a word"),
         ({"kind": "peer_lost"}, "other end"),
-        ({"kind": "raised"}, "traceback"),
+        ({"kind": "raised"}, "RuntimeError: boom"),
     ],
 )
 def test_advice(changes: dict[str, object], words: str) -> None:

@@ -57,6 +57,7 @@ def start(screen: StartScreen) -> None:
     screen.on_step("Worker_TP0", 11, StepReport(Step.MODEL, done=1, total=3, unit="GB"))
     screen.on_step("Worker_TP0", 11, StepReport(Step.MODEL, done=2, total=3, unit="GB"))
     screen.on_ready("Worker_TP0", 11)
+    screen.on_step("Worker_TP0", 11, StepReport(Step.SERVING))
 
 
 def test_elsewhere_a_line_per_step(pipe: tuple[Reader, int]) -> None:
