@@ -140,7 +140,7 @@ class EngineClient:
         """The request's outputs; the last one has a `finish_reason`. Closing the iterator early aborts in the core.
 
         `request_id` must never come again: outputs of its first use may still be on their way. `output_token_ids`: what
-        an earlier life of the core has generated for it already. `EngineDeadError` when the core is not up or goes away.
+        an earlier life of the core has generated for it. `EngineDeadError` when the core is not up or goes away.
         """
         if request_id in self._streams:
             raise UsageError(f"request id {request_id!r} is in use; choose another")

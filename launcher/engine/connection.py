@@ -1,12 +1,14 @@
-"""One DEALER to an engine core, and whether it is connected. Knows frames, not their meaning (asyncio).
+"""A DEALER to an engine core, made anew whenever the core goes away. Knows frames, not their meaning (asyncio).
 
-Nothing is ever queued for a core that is not connected (ZMQ_IMMEDIATE): a later life must not get requests whose
-callers have long been told that they failed.
+A socket serves one life of the core: when the connection falls, what had come over it is read to the end, and socket
+and identity are thrown away with all that was not sent: a later life must not get requests whose callers have long been
+told that they failed. (ZMQ_IMMEDIATE would throw away the unread answers too.)
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable
 
@@ -19,9 +21,11 @@ from launcher.clock import Deadline
 RECONNECT_MS = 50
 SEND_HWM = 10_000
 """Messages; beyond it (the core is in a very long step) sends wait."""
-LAST_WORDS = 0.2
+LAST_WORDS = 0.5
 """Seconds for reading what the core said before it went."""
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -41,21 +45,22 @@ class Connection:
         on_down: Callable[[], None],
     ) -> None:
         self.is_up = False
+        self._address, self._name = address, name
         self._on_frame, self._on_up, self._on_down = on_frame, on_up, on_down
         self._sending: set[asyncio.Future[object]] = set()
         """Sends that the socket has not taken."""
         self._context = zmq.asyncio.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.immediate = True
-        self._socket.sndhwm = SEND_HWM
-        self._socket.rcvhwm = 0  # the core's outbox is the bound; to stall here would only hide a slow reader
-        self._socket.reconnect_ivl = RECONNECT_MS
-        self._socket.identity = f"{name}/{os.urandom(6).hex()}".encode()
-        self._monitor = self._socket.get_monitor_socket(_WATCHED)
-        self._monitor.linger = 0
-        self._socket.connect(address)
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._receive())]
+        self._socket = self._open()
+        self._task = asyncio.create_task(self._run())
+
+    def _open(self) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = SEND_HWM
+        socket.rcvhwm = 0  # the core's outbox is the bound; to stall here would only hide a slow reader
+        socket.reconnect_ivl = RECONNECT_MS
+        socket.identity = f"{self._name}/{os.urandom(6).hex()}".encode()
+        return socket
 
     @property
     def is_congested(self) -> bool:
@@ -82,38 +87,49 @@ class Connection:
         if not future.cancelled():
             future.exception()  # the socket was closed: whoever waits for an answer is told by `on_down`
 
-    async def _watch(self) -> None:
+    async def _run(self) -> None:
         while True:
-            event = (await recv_monitor_message(self._monitor))["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            await self._one_life(self._socket)
+            self._on_down()
+            self._socket = self._open()
+
+    async def _one_life(self, socket: zmq.asyncio.Socket) -> None:
+        """From the first attempt to connect until the connection falls."""
+        monitor = socket.get_monitor_socket(_WATCHED)
+        receiving = asyncio.create_task(self._receive(socket))
+        try:
+            socket.connect(self._address)
+            while (await recv_monitor_message(monitor))["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.is_up = True
                 self._on_up()
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.is_up = False
-                self._drop_unsent()  # it was meant for the life that has ended
-                await self._read_out()
-                self._on_down()
+            self.is_up = False
+            await self._read_out(socket)
+        finally:
+            # No await in here: a second cancellation would leave the sockets open, and their context waits for them.
+            self.is_up = False
+            receiving.cancel()
+            for sent in list(self._sending):
+                sent.cancel()
+            socket.disable_monitor()
+            monitor.close(linger=0)
+            socket.close(linger=0)
 
-    async def _read_out(self) -> None:
-        deadline = Deadline.after(LAST_WORDS)
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frame = await socket.recv()
+            try:
+                self._on_frame(frame)
+            except Exception:
+                # A bug; but the requests that other frames are about must go on.
+                log.exception("a message of the engine core at %s was not understood", self._address)
+
+    async def _read_out(self, socket: zmq.asyncio.Socket) -> None:
         # The event and the frames come by two descriptors: the frames may still be on their way to `_receive`.
-        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN and not deadline.expired:  # noqa: ASYNC110
+        deadline = Deadline.after(LAST_WORDS)
+        while int(socket.get(zmq.EVENTS)) & zmq.POLLIN and not deadline.expired:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    def _drop_unsent(self) -> None:
-        for sent in list(self._sending):
-            sent.cancel()
-
-    async def _receive(self) -> None:
-        while True:
-            self._on_frame(await self._socket.recv())
-
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._drop_unsent()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
-        self._context.term()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._context.destroy(linger=0)

@@ -91,8 +91,8 @@ class CoreLoop:
         """Serve until told to stop; what is left of the time for it."""
         try:
             while not self._told_to_stop():
-                for client, message in self._front.receive():
-                    self._handlers[type(message)](client, message)
+                self._take_in()
+                self._flush()  # answers do not wait for the step
                 if self._core.has_work:
                     self._deliver(self._core.step())
                 self._flush()
@@ -100,6 +100,7 @@ class CoreLoop:
                     self._idle()
         except _StopDuringStepError:
             pass  # the step will never be used
+        self._take_in()  # what came too late is told so, too
         self._deliver(self._core.abort_all())
         self._flush()
         assert self._stop is not None
@@ -147,9 +148,12 @@ class CoreLoop:
                 client.keys.discard(key)
 
     def _flush(self) -> None:
+        waiting = [client for client in self._front.clients if client.has_mail]
+        if not waiting:
+            return
         stats = self._core.stats()
-        for client in self._front.clients:
-            if client.has_mail and not self._front.flush(client, stats):
+        for client in waiting:
+            if not self._front.flush(client, stats):
                 self._forget(client)
 
     def _forget(self, client: Client) -> None:
@@ -163,6 +167,10 @@ class CoreLoop:
         self._front.forget(client)
 
     # --- in ----------------------------------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        for client, message in self._front.receive():
+            self._handlers[type(message)](client, message)
 
     def _hello(self, client: Client, message: Hello) -> None:
         for other in self._front.clients:

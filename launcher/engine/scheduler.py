@@ -6,7 +6,8 @@ A request *waits* (no slot, no block, nothing computed) or *runs* (a slot, and b
    block when its last one is full.
 2. Prefills that were cut short, oldest first: as many tokens as the budget has left.
 3. Waiting requests in order, while a slot, budget and blocks for *all* tokens they have are there. The first that does
-   not fit holds the others back, so none starves. Not in a step that preempted: it has no block to spare.
+   not fit holds the others back, so none starves. (One preempted in this step is the first, and cannot fit: an older
+   one has taken of the blocks that it had, or it lacked one itself.)
 
 No block left in 1: the youngest running request gives up its slot and blocks, and is the next to be admitted, as
 prompt + output. It may be the one that asked. (2 needs no block: a prefill got all of them when admitted.) Always:
@@ -63,7 +64,6 @@ class _Draft:
         self.new: list[NewRequest] = []
         self.blocks: list[tuple[int, int]] = []
         """(slot, block appended to it)"""
-        self.preempted = False
 
     def take(self, request: Request) -> None:
         count = min(request.to_compute, self.budget)
@@ -157,8 +157,7 @@ class Scheduler:
         draft = _Draft(self.max_num_batched_tokens)
         self._decode(draft)
         self._go_on_prefilling(draft)
-        if not draft.preempted:
-            self._admit(draft)
+        self._admit(draft)
         return self._seal(draft) if draft.rows else None
 
     def _decode(self, draft: _Draft) -> None:
@@ -195,7 +194,6 @@ class Scheduler:
         request.preemptions += 1
         self._waiting[request.key] = request
         self._waiting.move_to_end(request.key, last=False)
-        draft.preempted = True
         self._preemptions += 1
 
     def _admit(self, draft: _Draft) -> None:

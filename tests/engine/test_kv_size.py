@@ -55,7 +55,7 @@ def test_ranks_must_agree(change: dict[str, object]) -> None:
 
 
 def test_nonsense_from_a_worker_is_named() -> None:
-    with pytest.raises(InternalError, match="rank 0's kv_cache_spec.. says bytes_per_block=0"):
+    with pytest.raises(InternalError, match=r"rank 0's kv_cache_spec.. says bytes_per_block=0"):
         agree([spec(bytes_per_block=0)])
 
 
