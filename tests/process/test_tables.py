@@ -1,0 +1,188 @@
+"""The tables and pure parts of the room: every cell."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import Failure
+from launcher.process.causes import describe_exit, first_cause
+from launcher.process.lifecycle import TABLE, Action, Event, State, next_cell
+from launcher.process.oom import oom_kills
+from launcher.process.reports import ChildGone, ChildStarted, FailureReport, ReadyReport, Step, StepReport
+from launcher.process.spec import ProcessSpec
+from launcher.process.stop import StopSequence
+from launcher.process.tree import Tree
+
+S, E, A = State, Event, Action
+
+
+def test_the_table_is_total() -> None:
+    assert set(TABLE) == set(State)
+    for row in TABLE.values():
+        assert set(row) == set(Event)
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "after", "action"),
+    [
+        (S.STARTING, E.ALL_READY, S.READY, A.ANNOUNCE),
+        (S.STARTING, E.STOP_ASKED, S.STOPPING, A.INTERRUPT),
+        (S.STARTING, E.FAILED, S.STOPPING, A.FAIL),
+        (S.STARTING, E.DRAINED, S.STARTING, A.NOTHING),
+        (S.STARTING, E.ALL_GONE, S.GONE, A.LEAVE),
+        (S.READY, E.ALL_READY, S.READY, A.NOTHING),
+        (S.READY, E.STOP_ASKED, S.DRAINING, A.DRAIN),
+        (S.READY, E.FAILED, S.STOPPING, A.FAIL),
+        (S.READY, E.DRAINED, S.READY, A.NOTHING),
+        (S.READY, E.ALL_GONE, S.GONE, A.LEAVE),
+        (S.DRAINING, E.ALL_READY, S.DRAINING, A.NOTHING),
+        (S.DRAINING, E.STOP_ASKED, S.STOPPING, A.FORCE),
+        (S.DRAINING, E.FAILED, S.STOPPING, A.FAIL),
+        (S.DRAINING, E.DRAINED, S.STOPPING, A.STOP),
+        (S.DRAINING, E.ALL_GONE, S.GONE, A.LEAVE),
+        (S.STOPPING, E.ALL_READY, S.STOPPING, A.NOTHING),
+        (S.STOPPING, E.STOP_ASKED, S.STOPPING, A.FORCE),
+        (S.STOPPING, E.FAILED, S.STOPPING, A.NOTHING),
+        (S.STOPPING, E.DRAINED, S.STOPPING, A.NOTHING),
+        (S.STOPPING, E.ALL_GONE, S.GONE, A.LEAVE),
+        *((S.GONE, event, S.GONE, A.NOTHING) for event in Event),
+    ],
+)
+def test_cell(state: State, event: Event, after: State, action: Action) -> None:
+    assert next_cell(state, event) == (after, action)
+
+
+def failure(title: str, kind: str, at: float, role: str = "worker", number: int | None = None) -> Failure:
+    return Failure(title=title, role=role, kind=kind, headline=kind, at=at, signal=number)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause", "others"),
+    [
+        ([failure("a", "raised", 1)], "a", []),
+        ([failure("a", "peer_lost", 1), failure("b", "raised", 2)], "b", ["a"]),
+        ([failure("a", "raised", 1), failure("b", "died", 2)], "b", ["a"]),
+        ([failure("a", "raised", 2), failure("b", "raised", 1)], "b", ["a"]),
+        ([failure("a", "timeout", 1), failure("b", "raised", 2)], "b", ["a"]),
+        ([failure("a", "peer_lost", 1), failure("b", "timeout", 2)], "b", ["a"]),
+        # one process, two reports: the weightier one stands
+        ([failure("a", "peer_lost", 1), failure("a", "died", 2)], "a", []),
+        # workers that the kernel killed because their engine core had died
+        (
+            [
+                failure("w0", "died", 1, number=9),
+                failure("w1", "died", 1.1, number=9),
+                failure("core", "died", 2, role="engine_core", number=9),
+            ],
+            "core",
+            ["w0", "w1"],
+        ),
+        # a worker that was killed, and a core that only noticed
+        (
+            [failure("core", "peer_lost", 1, role="engine_core"), failure("w0", "died", 2, number=9)],
+            "w0",
+            ["core"],
+        ),
+    ],
+)
+def test_first_cause(failures: list[Failure], cause: str, others: list[str]) -> None:
+    first, rest = first_cause(failures)
+    assert first.title == cause
+    assert [f.title for f in rest] == others
+
+
+def test_describe_exit() -> None:
+    assert describe_exit(None, 11) == "died of signal 11 (SIGSEGV)"
+    assert describe_exit(None, 9, out_of_memory=True).startswith("died of signal 9 (SIGKILL): out of memory")
+    assert describe_exit(3, None) == "died with exit code 3 and no report"
+    assert "nobody had asked" in describe_exit(0, None)
+
+
+@pytest.mark.parametrize("version", [1, 2, 0])
+def test_oom_counter(tmp_path: Path, version: int) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/vmstat").write_text("nr_free_pages 3\noom_kill 7\n")
+    if version == 2:
+        (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+        (tmp_path / "sys/fs/cgroup/job").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/job/memory.events").write_text("low 0\noom 4\noom_kill 5\n")
+    elif version == 1:
+        (tmp_path / "proc/self/cgroup").write_text("9:cpu,memory:/job\n0::/\n")
+        (tmp_path / "sys/fs/cgroup/memory/job").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/memory/job/memory.oom_control").write_text("under_oom 0\noom_kill 6\n")
+    assert oom_kills(tmp_path) == {0: 7, 1: 6, 2: 5}[version]
+
+
+def worker(rank: int) -> ProcessSpec:
+    return ProcessSpec(title=f"W{rank}", role="worker", rank=rank, target="x:y")
+
+
+def test_tree_takes_over_reports() -> None:
+    core = ProcessSpec(title="C", role="engine_core", target="x:y", children=(worker(0), worker(1)))
+    tree = Tree([core], "S")
+    assert [r.title for r in tree] == ["C", "W0", "W1"]
+    assert tree["W1"].parent == "C"
+    tree.note("C", ChildStarted(title="W0", pid=10, start_time=5))
+    assert tree.by_pid(10) is tree["W0"]
+    assert tree.sessions() == {10: 5}
+    assert tree.note("W0", StepReport(step=Step.MODEL, done=1, total=4, unit="MB"))
+    assert not tree.note("W0", StepReport(step=Step.MODEL, done=2, total=4, unit="MB"))
+    tree.note("W1", ReadyReport())
+    assert tree.phase() == "W0: model 2/4 MB"
+    tree.note("W0", ReadyReport())
+    assert tree.phase() == "C: spawned"
+    tree.note("C", ChildGone(title="W0", pid=10, exit_code=None, signal=9, wanted=False))
+    assert tree["W0"].gone
+    hung = failure("W1", "timeout", 1)
+    tree.note("C", FailureReport(failure=failure("C", "peer_lost", 1), cause=hung))
+    assert tree["W1"].failure == hung
+
+
+class FakeChild:
+    def __init__(self, title: str, ready: bool = True) -> None:
+        self.title, self.is_ready, self.is_gone = title, ready, False
+        self.wanted = self.cut_short = False
+        self.signals: list[int] = []
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+def test_stop_sequence_escalates(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("launcher.clock.now", lambda: now[0])
+    told: list[str] = []
+    ready, loading = FakeChild("ready"), FakeChild("loading", ready=False)
+    sequence = StopSequence([ready, loading], 10, lambda child, _: told.append(child.title))
+    assert told == ["ready", "loading"]
+    assert (ready.signals, loading.signals) == ([], [signal.SIGTERM])
+    assert ready.wanted
+    assert sequence.advance() == pytest.approx(7.5)
+    now[0] += 7.5
+    assert sequence.advance() == pytest.approx(2.5)
+    assert ready.signals == [signal.SIGTERM]
+    loading.is_gone = True
+    now[0] += 2.5
+    sequence.advance()
+    assert ready.signals == [signal.SIGTERM, signal.SIGKILL]
+    assert [c.title for c in sequence.cut_short] == ["ready"]
+    assert not sequence.done
+    ready.is_gone = True
+    assert sequence.done
+
+
+def test_stop_sequence_with_no_budget_and_a_stuck_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("launcher.clock.now", lambda: now[0])
+    told: list[str] = []
+    stuck = FakeChild("stuck")
+    sequence = StopSequence([stuck], 0, lambda child, _: told.append(child.title))
+    sequence.advance()
+    assert told == []
+    assert stuck.signals == [signal.SIGKILL]
+    now[0] += 5
+    assert sequence.done
+    assert sequence.alive == [stuck]
