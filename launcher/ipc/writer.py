@@ -279,8 +279,7 @@ class QueueWriter(Endpoint):
         self._words[WANTED_WORD] = 0
 
     def late(self, seconds: float) -> None:
-        what = f"queue {self.name!r}: record {self._written} has waited {seconds:.0f} s for room"
-        log.warning("%s; missing: %s", what, self._laggards())
+        log.warning("queue %r: no room for %.0f s; missing: %s", self.name, seconds, self._laggards())
 
     # --- the end -------------------------------------------------------------------------------------------------
 
