@@ -85,7 +85,9 @@ class EngineDeadError(PeerDiedError):
 class RemoteError(XserveError):
     """A method raised on a worker. `remote_traceback` is that process's own text; `type_name` its exception type."""
 
-    def __init__(self, message: str, *, type_name: str, remote_traceback: str, title: str = "", rank: int | None = None):
+    def __init__(
+        self, message: str, *, type_name: str, remote_traceback: str, title: str = "", rank: int | None = None
+    ):
         super().__init__(message)
         self.type_name = type_name
         self.remote_traceback = remote_traceback
