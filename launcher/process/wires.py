@@ -60,8 +60,11 @@ class Wires:
         return child.detach()
 
     def fds(self) -> Iterator[int]:
-        """To be polled for reading."""
-        yield from self._status
+        """To be polled for reading. A worker speaks for the first time when its engine core has told its pid: what it
+        says before that waits."""
+        for fd, (title, _) in self._status.items():
+            if self._pid_of(title):
+                yield fd
         for fd, title in self._outputs.items():
             if self._pid_of(title):
                 yield fd
