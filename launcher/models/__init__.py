@@ -9,7 +9,9 @@ step. Out: `KVCacheSpec` before service, one `StepOutput` per step from the outp
     paged      attention over a paged KV cache
     batch      a step's rows as flat columns (no torch)
     sampler    logits → tokens and logprobs; noise is a function of (seed, position)
-    tiny       random models made on the spot; demo: a real small one, fetched once
+    tiny       random models made on the spot
+    demo       a real small model, fetched once
+    preload    what the warm-start helper imports before it forks workers
 
 What always holds:
 

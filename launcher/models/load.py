@@ -221,7 +221,7 @@ def prove(model: Any, state: paged.PagedState, device: torch.device, dtype: torc
     Returns the largest difference of two logits over the largest logit. Raises UsageError when it is not rounding.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
-    ids = [(37 * i + 11) % min(vocabulary, 251) for i in range(24)]
+    ids = [(37 * i + 11) % min(vocabulary, 251) for i in range(22)]
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     try:
         expected = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0].float()
@@ -232,7 +232,7 @@ def prove(model: Any, state: paged.PagedState, device: torch.device, dtype: torc
     before, state.cache = state.cache, paged.PagedCache(state.shapes, 8, size, dtype, device)
     found = []
     try:
-        for first, end in ((0, 7), (7, 20), *((i, i + 1) for i in range(20, 24))):
+        for first, end in ((0, 7), (7, 20), (20, 21), (21, 22)):
             step = paged.Step(_one_sequence(ids[first:end], first, blocks, size), size, device)
             found.append(run(model, state, step, torch.arange(end - first, device=device)).float())
     finally:

@@ -84,6 +84,12 @@ def make_tiny(
         model = transformers.AutoModelForCausalLM.from_config(classes[kind](**settings), dtype=torch.float32)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory)
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model.save_pretrained(directory)
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
     byte_tokenizer().save_pretrained(directory)
     return directory
