@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import httpx
 import psutil
 
+from launcher import envs
 from launcher.cli.argv import normalise
 from launcher.cli.launch_config import launch_config
 from launcher.clock import Deadline
@@ -222,14 +223,18 @@ def complete(arguments: list[str]) -> tuple[list[str], LaunchConfig]:
     """The user's flags, checked, and ours where he gave none."""
     flags = normalise(["launch", *arguments])[1:]
     given = _given(flags)
-    if not {"model", "worker"} & set(given):
-        launch_config(given)  # a mistyped flag is worth no download
+
+    def has(*fields: str) -> bool:
+        return any(field in given or envs.flag_from_environment(field) is not None for field in fields)
+
+    launch_config(given)  # a mistyped flag is worth no download
+    if not has("model", "worker"):
         flags += [f"--model={demo_model()}"]
-        if "tp" not in given:
+        if not has("tp"):
             flags += [f"--tp={DEMO_TP}"]
-    if not {"port", "uds"} & set(given):
+    if not has("port", "uds"):
         flags += [f"--port={_port()}"]
-    if "name" not in given:
+    if not has("name"):
         flags += [f"--name={_name()}"]
     return flags, launch_config(_given(flags))
 

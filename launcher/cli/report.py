@@ -27,10 +27,13 @@ def report(error: BaseException, stream: TextIO | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return BROKEN_PIPE
     text, code = _text_and_code(error)
-    if text:
-        stream = stream or sys.stderr
-        stream.write(SECRETS.text(text) + "\n")
-        stream.flush()
+    stream = stream or sys.stderr
+    if text and stream is not None:  # None: started with descriptor 2 closed
+        try:
+            stream.write(SECRETS.text(text) + "\n")
+            stream.flush()
+        except OSError:
+            pass  # nobody reads it any more; the exit code still says it
     return code
 
 
