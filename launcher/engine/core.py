@@ -16,7 +16,8 @@ from launcher.engine.kv_blocks import BlockPool
 from launcher.engine.kv_size import agree, decide_model_len, decide_num_blocks
 from launcher.engine.messages import AddRequest, EngineInfo, RequestOutput, SchedulerStats
 from launcher.engine.request import Limits
-from launcher.engine.scheduler import ScheduledStep, Scheduler
+from launcher.engine.scheduled import ScheduledStep
+from launcher.engine.scheduler import Scheduler
 from launcher.errors import DeadlineError, InternalError
 from launcher.executor.base import Executor, Future, GrammarMask, KVCacheConfig, KVCacheSpec, StepOutput, StepPlan
 from launcher.process.reports import Step

@@ -46,6 +46,7 @@ class Request:
         "preemptions",
         "prompt_len",
         "request_id",
+        "room",
         "sampling",
         "slot",
         "stop_ids",
@@ -67,13 +68,11 @@ class Request:
         self.stop_ids = eos | frozenset(add.sampling.stop_token_ids)
         self.num_computed = 0
         """Tokens whose keys and values the workers have, or will have after the steps already sent to them."""
+        self.room = 0
+        """Tokens that its KV blocks can hold: saves a look into the pool for each token."""
         self.slot = -1
         """Its place in every worker; -1 while it waits."""
         self.preemptions = 0
-
-    @property
-    def num_output(self) -> int:
-        return len(self.tokens) - self.prompt_len
 
     @property
     def to_compute(self) -> int:
@@ -82,9 +81,10 @@ class Request:
 
     def finish_after(self, token: int) -> tuple[FinishReason | None, int | None]:
         """Reason and stop token, `token` being the last one of `tokens`; (None, None): it goes on."""
-        if token in self.stop_ids and self.num_output >= self.sampling.min_tokens:
+        count = len(self.tokens) - self.prompt_len
+        if token in self.stop_ids and count >= self.sampling.min_tokens:
             return "stop", token
-        if self.num_output >= self.max_tokens:
+        if count >= self.max_tokens:
             return "length", None
         return None, None
 

@@ -24,34 +24,17 @@ plans in order, so the slot and blocks may be given away in the next plan alread
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
-from typing import NamedTuple
 
 from launcher.engine.kv_blocks import BlockPool
 from launcher.engine.messages import AddRequest, RequestOutput, SchedulerStats
 from launcher.engine.request import Limits, Request, refusal, token_column
+from launcher.engine.scheduled import Sampled, ScheduledStep
 from launcher.errors import InternalError
-from launcher.executor.base import NewRequest, StepOutput, StepPlan, pack, unpack
+from launcher.executor.base import NewRequest, StepOutput, StepPlan, pack
 
-
-class Sampled(NamedTuple):
-    """A row whose next token a plan samples. It is still meant if `request` has this slot and this life."""
-
-    request: Request
-    slot: int
-    life: int
-    """`Request.preemptions` when the plan was made."""
-
-    @property
-    def is_current(self) -> bool:
-        return self.request.slot == self.slot and self.request.preemptions == self.life
-
-
-class ScheduledStep(NamedTuple):
-    """A plan on its way, and what its answer will mean."""
-
-    plan: StepPlan
-    sampled: tuple[Sampled, ...]
+_INT32 = struct.Struct("<i")
 
 
 class _Draft:
@@ -149,6 +132,7 @@ class Scheduler:
         self._free_slots.append(request.slot)
         self.pool.release(request.key)
         request.slot = -1
+        request.room = 0
 
     # --- a plan ------------------------------------------------------------------------------------------------------
 
@@ -177,11 +161,14 @@ class Scheduler:
 
     def _make_room(self, request: Request, draft: _Draft) -> bool:
         """Blocks for every token that `request` has, taken from the youngest if need be; False: it was the youngest."""
+        if len(request.tokens) <= request.room:
+            return True
         while (added := self.pool.grow(request.key, len(request.tokens))) is None:
             victim = self._running[-1]
             self._preempt(victim, draft)
             if victim is request:
                 return False
+        request.room += len(added) * self.pool.block_size
         draft.blocks.extend((request.slot, block) for block in added)
         return True
 
@@ -205,6 +192,7 @@ class Scheduler:
             del self._waiting[request.key]
             self._running.append(request)
             request.slot = self._free_slots.pop()
+            request.room = len(blocks) * self.pool.block_size
             sequence, table = request.tokens.tobytes(), pack(blocks)
             draft.new.append(NewRequest(request.slot, sequence, request.prompt_len, table, 0, request.sampling))
             draft.take(request)
@@ -215,22 +203,25 @@ class Scheduler:
         # What a preempted request was to be told is void: it comes back whole.
         tokens = [(row.slot, token) for row, token in self._tokens if row.is_current]
         sampled = []
+        ends = bytearray()
         for request, count in draft.rows.items():
             request.num_computed += count
-            if request.to_compute == 0:
+            is_end = request.num_computed == len(request.tokens)
+            ends.append(is_end)
+            if is_end:
                 sampled.append(Sampled(request, request.slot, request.preemptions))
         self._steps += 1
         plan = StepPlan(
             step=self._steps,
-            slots=pack(request.slot for request in draft.rows),
+            slots=pack([request.slot for request in draft.rows]),
             num_tokens=pack(draft.rows.values()),
-            sample=bytes(request.to_compute == 0 for request in draft.rows),
+            sample=bytes(ends),
             new=tuple(draft.new),
             freed=pack(self._freed),
-            block_slots=pack(slot for slot, _ in draft.blocks),
-            block_ids=pack(block for _, block in draft.blocks),
-            token_slots=pack(slot for slot, _ in tokens),
-            tokens=pack(token for _, token in tokens),
+            block_slots=pack([slot for slot, _ in draft.blocks]),
+            block_ids=pack([block for _, block in draft.blocks]),
+            token_slots=pack([slot for slot, _ in tokens]),
+            tokens=pack([token for _, token in tokens]),
         )
         self._freed.clear()
         self._tokens.clear()
@@ -240,7 +231,7 @@ class Scheduler:
 
     def update(self, step: ScheduledStep, output: StepOutput | None) -> list[tuple[str, RequestOutput]]:
         """Take in the workers' answer to `step`: (key, new token) of every request that is still meant by it."""
-        tokens = _checked_tokens(step, output)
+        tokens = step.tokens_of(output)
         logprobs = output.logprobs if output is not None else ()
         news = []
         for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
@@ -253,7 +244,7 @@ class Scheduler:
             entry = logprobs[index] if logprobs else None
             shown = (entry,) if entry is not None else ()
             news.append(
-                (request.key, RequestOutput(request.request_id, pack((token,)), reason, stop_token, shown)),
+                (request.key, RequestOutput(request.request_id, _INT32.pack(token), reason, stop_token, shown)),
             )
             if reason is None:
                 self._tokens.append((row, token))
@@ -273,29 +264,10 @@ class Scheduler:
             if request.slot >= 0 or request.num_computed or self.pool.blocks_of(request.key):
                 raise InternalError(f"waiting request {request.key} has a slot, tokens or blocks")
         for request in self._running:
-            if self.pool.missing(request.key, request.num_computed):
+            held = len(self.pool.blocks_of(request.key)) * self.pool.block_size
+            if not request.num_computed <= request.room == held:
                 raise InternalError(f"running request {request.key} lacks blocks for its computed tokens")
 
 
 def _failed(add: AddRequest, why: str) -> RequestOutput:
     return RequestOutput(add.request_id, b"", "error", error=why)
-
-
-def _checked_tokens(step: ScheduledStep, output: StepOutput | None) -> list[int]:
-    """The sampled tokens, once it is sure that this is the answer to this plan."""
-    if output is None:
-        if step.sampled:
-            raise InternalError(f"step {step.plan.step}: the output rank sampled nothing, {len(step.sampled)} were due")
-        return []
-    if output.step != step.plan.step:
-        raise InternalError(f"step {step.plan.step}: the output rank answered for step {output.step}")
-    if output.slots != pack(row.slot for row in step.sampled):
-        due = [row.slot for row in step.sampled]
-        raise InternalError(f"step {step.plan.step}: tokens for slots {unpack(output.slots)}, due were {due}")
-    tokens = unpack(output.tokens)
-    if len(tokens) != len(step.sampled) or len(output.logprobs) not in (0, len(tokens)):
-        raise InternalError(
-            f"step {step.plan.step}: {len(tokens)} tokens and {len(output.logprobs)} logprobs "
-            f"for {len(step.sampled)} sampled requests"
-        )
-    return tokens

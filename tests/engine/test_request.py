@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.engine.strict import add
 LIMITS = Limits(max_model_len=20, kv_tokens=1000, vocab_size=100, eos_token_ids=(2,))
 
 
-def request(prompt: list[int], output: list[int], limits: Limits = LIMITS, **sampling: object) -> Request:
+def request(prompt: list[int], output: list[int], limits: Limits = LIMITS, **sampling: Any) -> Request:
     return Request("k", add("r", prompt, output, **sampling), array("i", prompt), array("i", output), limits)
 
 
@@ -32,7 +33,7 @@ def request(prompt: list[int], output: list[int], limits: Limits = LIMITS, **sam
         ([5] * 10, {"max_tokens": 100}, ("length", None)),
     ],
 )
-def test_when_a_request_ends(output: list[int], sampling: dict[str, object], expect: tuple[object, object]) -> None:
+def test_when_a_request_ends(output: list[int], sampling: dict[str, Any], expect: tuple[object, object]) -> None:
     assert request([9] * 10, output, **sampling).finish_after(output[-1]) == expect
 
 
