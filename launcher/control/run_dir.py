@@ -148,6 +148,8 @@ def find(name: str | None) -> Instance:
     """
     instances = list_instances()
     if name is None:
+        # An engine inside somebody's script has a run directory too, but nobody in it who answers.
+        instances = [i for i in instances if i.control_socket.exists()] or instances
         if len(instances) > 1:
             names = ", ".join(i.name for i in instances)
             raise UsageError(f"{len(instances)} instances are running ({names}): say which one with --name")

@@ -61,6 +61,17 @@ def test_find_names_the_instances_when_there_are_several(supervisors: Make) -> N
         run_dir.find("c")
 
 
+def test_one_without_a_control_socket_is_not_meant_unless_it_is_named(supervisors: Make) -> None:
+    owned = run_dir.claim("engine-in-a-script")
+    try:
+        assert run_dir.find(None).name == owned.name
+        supervisors("launch")
+        assert run_dir.find(None).name == "launch"
+        assert run_dir.find(owned.name).pid == os.getpid()
+    finally:
+        owned.remove()
+
+
 def test_what_a_killed_owner_left_is_reclaimed_by_the_next_start(supervisors: Make, private_places: Path) -> None:
     dead = supervisors("dead")
     (dead.path / "junk").write_text("x")
