@@ -21,6 +21,7 @@ Closed (by us) is not broken (by the world). ``str(error)`` is always one clear 
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -152,3 +153,24 @@ def describe(failure: Failure) -> str:
     pid = f", pid {failure.pid}" if failure.pid else ""
     step = f", step {failure.step}" if failure.step else ""
     return f"{who}{pid}{step}: {failure.headline}"
+
+
+_PEER_LOSS = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|(closed|reset) by peer|broken pipe|socket (is )?closed"
+    r"|remote process exited|peer .{0,40}(gone|died|closed)|ncclRemoteError|NCCL communicator was aborted",
+    re.IGNORECASE,
+)
+"""How gloo, NCCL and sockets put it when another rank has gone away."""
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether `error` only says that somebody else is gone: a consequence, not a cause."""
+    if isinstance(error, PeerDiedError | ConnectionError | EOFError):
+        return True
+    if isinstance(error, XserveError):
+        return False
+    try:
+        text = str(error)
+    except Exception:
+        return False  # its author's code failed: that is a fault of its own
+    return _PEER_LOSS.search(text) is not None

@@ -15,16 +15,25 @@ from launcher.cli.launch_config import launch_config
 def launch(given: dict[str, Any]) -> int:
     """Start, serve, stop. `ChildFailedError` when the tree failed."""
     config = launch_config(given)
+    _see_working_directory()
     from launcher.cli.screen import StartScreen
     from launcher.serve import serve
 
     return serve(config, StartScreen)
 
 
+def _see_working_directory() -> None:
+    """``--worker my_worker:MyWorker`` is to be found where the user stands; last, so that it shadows nothing."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
 def plan(given: dict[str, Any]) -> int:
     """Print the processes that a launch would start."""
     as_json = given.pop("json")
     config = launch_config(given)
+    _see_working_directory()
     from launcher.host import read_host
     from launcher.plan import show
     from launcher.plan.plan import make_plan

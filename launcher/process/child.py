@@ -13,202 +13,36 @@ import importlib
 import logging
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 import types
-from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import setproctitle
 
-from launcher import clock, envs, logs
+from launcher import envs, logs
 from launcher.clock import Deadline
-from launcher.errors import (
-    ChildFailedError,
-    ClosedError,
-    DeadlineError,
-    Failure,
-    FailureKind,
-    PeerDiedError,
-    XserveError,
-)
+from launcher.errors import XserveError
 from launcher.process import channel as channels
 from launcher.process import kernel, signals
-from launcher.process.reports import (
-    Birth,
-    Born,
-    Drain,
-    FailureReport,
-    Goodbye,
-    Handover,
-    ReadyReport,
-    Step,
-    StepReport,
-    Stop,
-    TreeState,
-    UpMessage,
-)
+from launcher.process.context import ChildContext
+from launcher.process.failing import cause_behind, failure_of_exception
+from launcher.process.reports import Birth, Born, FailureReport, Goodbye, Step
 from launcher.process.spec import ProcessSpec
 
 _BIRTH_TIMEOUT = 30.0
 """Seconds. The parent sends the birth message right after the start; a parent that can't is stuck or gone."""
-_PROGRESS_GAP = 0.2
-"""Seconds between two progress reports of one step: enough for an eye and for a limit counted in seconds."""
-_MAX_TRACEBACK = 48 * 1024
-"""Characters; the end of a traceback is what matters."""
 
 log = logging.getLogger(__name__)
 
+__all__ = ["ChildContext", "importing_main", "run_child", "will_fork"]
+
 importing_main = ""
 """The script that this child is importing as its ``__main__`` right now: what is called meanwhile has no guard."""
-
-
-class ChildContext:
-    """What a role's target is given: its spec, its descriptors, and its line to the parent."""
-
-    def __init__(self, spec: ProcessSpec, up: channels.ChildChannel, status: channels.ChildChannel | None) -> None:
-        self.spec = spec
-        self.descriptors: dict[str, int] = {}
-        """From the birth message, by name; owned by the target."""
-        self.step = Step.SPAWNED
-        self._up = up
-        self._status = status
-        self._handovers: deque[tuple[Handover, list[int]]] = deque()
-        self._inbox: deque[TreeState | Drain | Stop] = deque()
-        self._stop = False
-        self._last_progress = 0.0
-        self._watcher: threading.Thread | None = None
-        self._signals: signals.SignalPipe | None = None
-        self._wake = select.epoll()
-        self._wake.register(up.fileno(), select.EPOLLIN)
-
-    @property
-    def channel(self) -> channels.ChildChannel:
-        """The raw line to the parent, for roles that speak their own protocol over it (the helper)."""
-        return self._up
-
-    # --- up
-
-    def send(self, message: UpMessage) -> None:
-        """Report to the parent and, where there is a second line, to the supervisor. A dead listener is no error:
-        the watch on the parent deals with that."""
-        for line in (self._up, self._status):
-            if line is not None:
-                with contextlib.suppress(OSError, XserveError):
-                    line.send(message)
-
-    def enter(self, step: Step, detail: str = "") -> None:
-        """Report a step of the life."""
-        self.step = step
-        self._last_progress = 0.0
-        self.send(StepReport(step=step, detail=detail))
-
-    def progress(self, done: float, total: float = 0, unit: str = "", detail: str = "") -> None:
-        """Report progress within the step; cheap enough to call often."""
-        now = clock.now()
-        if now - self._last_progress >= _PROGRESS_GAP or (total and done >= total):
-            self._last_progress = now
-            self.send(StepReport(step=self.step, detail=detail, done=done, total=total, unit=unit))
-
-    def ready(self, info: dict[str, Any] | None = None) -> None:
-        """READY. From here on SIGTERM asks for an orderly end; before, it simply ends the process."""
-        if self._signals is None:
-            self._signals = signals.SignalPipe([signal.SIGTERM])
-            self._wake.register(self._signals.fileno(), select.EPOLLIN)
-        self.step = Step.READY
-        self.send(ReadyReport(info=info or {}))
-
-    # --- down
-
-    def fileno(self) -> int:
-        """Readable when `poll_messages` has something new or `stop_requested` may have changed."""
-        return self._wake.fileno()
-
-    @property
-    def stop_requested(self) -> bool:
-        """After `Stop` or SIGTERM. Looks at what has come in."""
-        self._pump()
-        return self._stop
-
-    def poll_messages(self) -> list[TreeState | Drain | Stop]:
-        """What the parent said since the last call, without blocking. A dead parent reads as `Stop`."""
-        self._pump()
-        messages = list(self._inbox)
-        self._inbox.clear()
-        return messages
-
-    def wait_handover(self, name: str, deadline: Deadline) -> tuple[bytes, list[int]]:
-        """Payload and descriptors that the parent hands over for `name`.
-
-        Raises DeadlineError, and ClosedError when told to stop.
-        """
-        while True:
-            self._pump()
-            for entry in self._handovers:
-                if entry[0].name == name:
-                    self._handovers.remove(entry)
-                    return entry[0].payload, entry[1]
-            if self._stop:
-                raise ClosedError(f"told to stop while waiting for {name}")
-            if deadline.expired:
-                raise DeadlineError(f"the parent has not handed over {name} within {deadline.seconds:.0f} s")
-            select.select([self._wake.fileno()], [], [], min(deadline.remaining(), 3600))
-
-    def _pump(self) -> None:
-        if self._signals is not None and self._signals.read():
-            self._stop = True
-        while True:
-            try:
-                got = self._up.recv_nowait()
-            except EOFError:
-                if not self._stop:
-                    self._stop = True
-                    self._inbox.append(Stop(budget=0))
-                with contextlib.suppress(OSError, ValueError):
-                    self._wake.unregister(self._up.fileno())  # or it would stay readable for ever
-                return
-            if got is None:
-                return
-            message, fds = got
-            if isinstance(message, Handover):
-                self._handovers.append((message, fds))
-            elif isinstance(message, TreeState | Drain | Stop):
-                self._stop = self._stop or isinstance(message, Stop)
-                self._inbox.append(message)
-
-    # --- name and parent
-
-    def set_title(self, title: str) -> None:
-        """``xserve::<title>`` for ps and GPU tools; the kernel's short name is the spec's own."""
-        setproctitle.setproctitle(f"xserve::{title}")
-        if self.spec.comm:
-            kernel.set_comm(self.spec.comm)
-
-    def watch_parent(self) -> None:
-        """Start the thread that ends this process when the parent's end of the channel closes.
-
-        The parent-death signal covers a parent that died; this covers one that let go of us, and starters whose
-        thread may end. Not before this process has forked its own children: a fork wants one thread.
-        """
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=_exit_on_hangup, args=(self._up.fileno(),), daemon=True)
-            self._watcher.name = "parent-watch"
-            self._watcher.start()
-
-
-def _exit_on_hangup(fd: int) -> None:
-    poll = select.poll()
-    poll.register(fd, 0)  # no events asked for: only POLLHUP and POLLERR are told
-    poll.poll()
-    # An orderly end closes the channel from our own side first; what is left is a parent that is gone.
-    time.sleep(0.2)  # room for a target that is already ending by itself
-    os._exit(1)
 
 
 def run_child(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bool = False) -> NoReturn:
@@ -257,10 +91,9 @@ def _run(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bo
             _import_main(birth.spec.main_path)
         _target(birth.spec)(ctx)
     except BaseException as error:
-        failure = _failure(ctx, error)
+        failure = failure_of_exception(error, birth.spec, ctx.step)
         log.debug("%s", failure.traceback)
-        cause = error.cause if isinstance(error, ChildFailedError) else None
-        ctx.send(FailureReport(failure=failure, cause=cause))
+        ctx.send(FailureReport(failure=failure, cause=cause_behind(error)))
         return error.exit_code if isinstance(error, XserveError) else 1
     ctx.send(Goodbye())
     return 0
@@ -345,28 +178,3 @@ def _target(spec: ProcessSpec) -> Callable[[ChildContext], None]:
     module, _, name = spec.target.partition(":")
     target: Callable[[ChildContext], None] = getattr(importlib.import_module(module), name)
     return target
-
-
-def _failure(ctx: ChildContext, error: BaseException) -> Failure:
-    """The exception as data. A failure that only passes on another's is `peer_lost`: never the first cause."""
-    kind: FailureKind = "raised"
-    if isinstance(error, ChildFailedError | PeerDiedError | EOFError | ConnectionError):
-        kind = "peer_lost"
-    text = str(error).strip().splitlines()
-    headline = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    if isinstance(error, XserveError) and text:
-        headline = text[0]
-    trace = "".join(traceback.format_exception(error))
-    return Failure(
-        title=ctx.spec.title,
-        role=ctx.spec.role,
-        kind=kind,
-        headline=headline,
-        step=ctx.step,
-        rank=ctx.spec.rank,
-        node=ctx.spec.node,
-        pid=os.getpid(),
-        traceback=trace[-_MAX_TRACEBACK:],
-        at=clock.now(),
-        permanent=isinstance(error, XserveError) and error.exit_code == 2,
-    )

@@ -387,7 +387,9 @@ class Supervisor:
         self._tell_api(Drain(budget=budget))
 
     def _stop(self, budget: float) -> StopSequence[Child]:
-        self._drain_by = self._verdict.deadline = _NEVER
+        if self._verdict.due:  # a stop that comes between a failure and its verdict must not hide it
+            self._outcome.cause, self._outcome.follow_ons = self._verdict.judge()
+        self._drain_by = _NEVER
         self._notifier.stopping()
         self._screen.close()
         if self._sequence is None:

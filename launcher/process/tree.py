@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from launcher import clock
 from launcher.errors import Failure
 from launcher.process.reports import (
@@ -94,7 +96,7 @@ class Tree:
             if (cause := message.cause) is not None and cause.title in self.records:
                 # A hung worker says nothing of itself: its parent's word is all there is.
                 guilty = self.records[cause.title]
-                guilty.failure = guilty.failure or cause
+                guilty.failure = guilty.failure or msgspec.structs.replace(cause, pid=cause.pid or guilty.pid)
         elif isinstance(message, Goodbye):
             record.goodbye = True
         elif isinstance(message, ChildStarted) and message.title in self.records:

@@ -19,7 +19,6 @@ Pickle is for a parent and its own local children alone (`Codec(trusted=True)`).
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from launcher.errors import PeerDiedError, RemoteError, UsageError, XserveError
+from launcher.errors import RemoteError, UsageError, is_peer_loss
 from launcher.ipc import Codec, RingHandle
 from launcher.worker.step import GrammarMask, StepOutput, StepPlan
 
@@ -37,13 +36,6 @@ ALL_RANKS = -1
 """`reply_rank`: everybody answers."""
 _MAX_TRACEBACK = 48 * 1024
 """Characters; its end is what matters."""
-
-_PEER_LOST = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|(closed|reset) by peer|broken pipe|socket (is )?closed"
-    r"|remote process exited|peer .{0,40}(gone|died|closed)|ncclRemoteError|NCCL communicator was aborted",
-    re.IGNORECASE,
-)
-"""How gloo, NCCL and sockets put it when another rank has gone away."""
 
 
 class StepCall(msgspec.Struct, frozen=True, array_like=True):
@@ -148,10 +140,7 @@ def error_reply(call_id: int, error: BaseException) -> ErrorReply:
     """An exception as an answer. Only text travels: the class may not exist at the other end."""
     trace = "".join(traceback.format_exception(error))
     text = _text(error)
-    lost = isinstance(error, PeerDiedError | ConnectionError | EOFError) or (
-        not isinstance(error, XserveError) and _PEER_LOST.search(text) is not None
-    )
-    return ErrorReply(call_id, type(error).__name__, text, trace[-_MAX_TRACEBACK:], lost)
+    return ErrorReply(call_id, type(error).__name__, text, trace[-_MAX_TRACEBACK:], is_peer_loss(error))
 
 
 def _text(error: BaseException) -> str:

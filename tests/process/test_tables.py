@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launcher.errors import Failure
@@ -136,8 +137,12 @@ def test_tree_takes_over_reports() -> None:
     assert tree.phase() == "C: spawned"
     tree.note("C", ChildGone(title="W0", pid=10, exit_code=None, signal=9, wanted=False))
     assert tree["W0"].gone
-    hung = failure("W1", "timeout", 1)
+    tree.started("W1", 11, 6)
+    hung = msgspec.structs.replace(failure("W1", "timeout", 1), pid=11)
     tree.note("C", FailureReport(failure=failure("C", "peer_lost", 1), cause=hung))
+    assert tree["W1"].failure == hung
+    # A second word on the same process changes nothing.
+    tree.note("C", FailureReport(failure=failure("C", "raised", 1), cause=failure("W1", "raised", 2)))
     assert tree["W1"].failure == hung
 
 
