@@ -9,6 +9,7 @@ steps join it, and goes out later in one message. It is bounded by what the clie
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from types import TracebackType
 from typing import Self
@@ -54,6 +55,25 @@ class Client:
         return bool(self.outbox or self.replies)
 
 
+class _SocketFile:
+    """The file of an ``ipc://`` address, which ZMQ makes and does not remove."""
+
+    def __init__(self, address: str) -> None:
+        self._path = address.removeprefix("ipc://")
+        self._inode = self._now()
+
+    def _now(self) -> int | None:
+        try:
+            return os.stat(self._path).st_ino
+        except OSError:
+            return None  # no file: an abstract name, or removed by someone else
+
+    def remove(self) -> None:
+        """Unless it is another's by now: the core that replaces us may be up already."""
+        if self._inode is not None and self._now() == self._inode:
+            os.unlink(self._path)
+
+
 class Front:
     """Owns the ZMQ context and socket. One thread; never blocks."""
 
@@ -65,6 +85,7 @@ class Front:
         self._numbers = 0
         self.malformed = 0
         """Messages dropped because they could not be read."""
+        self._file: _SocketFile | None = None
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         try:
@@ -78,6 +99,7 @@ class Front:
         except zmq.ZMQError as error:
             self.close()
             raise HostError(f"cannot listen at {address!r} for API servers: {error}") from error
+        self._file = _SocketFile(address)
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +111,8 @@ class Front:
 
     def close(self, linger_ms: int = 0) -> None:
         """Give the last messages `linger_ms` to leave; what a client has not taken by then is dropped."""
+        if self._file is not None:
+            self._file.remove()
         self._socket.close(linger=linger_ms)
         self._context.term()
 

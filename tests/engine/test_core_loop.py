@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -308,3 +309,20 @@ def test_an_address_that_cannot_be_bound_is_one_line() -> None:
     with pytest.raises(HostError, match="cannot listen at 'ipc:///nowhere/core'"):
         Front("ipc:///nowhere/core", 0)
     assert not os.path.exists("/nowhere")
+
+
+def test_the_socket_file_goes_with_its_owner_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "core"
+    with Front(f"ipc://{path}", 0):
+        assert path.is_socket()
+    assert not path.exists()
+    with Front(f"ipc://{path}", 0), Front(f"ipc://{path}", 1) as next_life:
+        assert next_life.fileno() >= 0
+        assert path.is_socket()
+    assert not path.exists()
+    old = Front(f"ipc://{path}", 0)
+    new = Front(f"ipc://{path}", 1)
+    old.close()
+    assert path.is_socket()
+    new.close()
+    assert not path.exists()

@@ -10,7 +10,8 @@ from launcher.config import WorkerSettings
 from launcher.engine.kv_blocks import BlockPool
 from launcher.engine.messages import RequestOutput
 from launcher.engine.request import Limits
-from launcher.engine.scheduler import ScheduledStep, Scheduler
+from launcher.engine.scheduled import ScheduledStep
+from launcher.engine.scheduler import Scheduler
 from launcher.errors import InternalError
 from launcher.executor.base import KVCacheConfig, StepOutput, StepPlan, pack, unpack
 from tests.engine.strict import VOCAB, StrictWorker, add, expected

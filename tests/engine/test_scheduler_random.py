@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.engine.scheduler import ScheduledStep
+from launcher.engine.scheduled import ScheduledStep
 from launcher.executor.base import StepOutput
 from tests.engine.strict import expected
 from tests.engine.test_scheduler import Bench
