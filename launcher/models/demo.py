@@ -65,11 +65,10 @@ def demo_model(cache: Path, *, tiny: bool = False, fetch: Fetch | None = None, c
     """
     console = console or Console(stderr=True)
     models = cache / "models"
-    demo, small = models / _DEMO, models / _TINY
-    if not tiny and is_whole(demo):
-        return demo
-    if tiny and is_whole(small):
-        return small
+    demo, small = demo_directory(cache), models / _TINY
+    wanted = small if tiny else demo
+    if is_whole(wanted):
+        return wanted
     with _sole_maker(models, console):
         if tiny:
             return small if is_whole(small) else _make_tiny(small)
@@ -82,6 +81,11 @@ def demo_model(cache: Path, *, tiny: bool = False, fetch: Fetch | None = None, c
                 f"The demo model cannot be fetched ({error}); a tiny random one takes its place.", style="yellow"
             )
         return small if is_whole(small) else _make_tiny(small)
+
+
+def demo_directory(cache: Path) -> Path:
+    """Where the demo model is, if it is there."""
+    return cache / "models" / _DEMO
 
 
 def is_whole(directory: Path) -> bool:

@@ -79,7 +79,7 @@ class TransformersWorker(Worker):
         )
         self._state = loading.probe(self._model, self.device)
         difference = loading.prove(self._model, self._state, self.device, self.dtype)
-        log.info("%s: paged attention is within %.1e of its own", type(self._model).__name__, difference)
+        log.debug("%s: paged attention is within %.1e of its own", type(self._model).__name__, difference)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         settings, config = self.settings, self._model.config
