@@ -12,8 +12,9 @@ role            what a process is for: supervisor, forkserver, api_server, engin
 rank            a worker's number in the world, 0 … world size - 1; *local rank*: its number on its machine
 group           ranks that communicate collectively (TP, PP, DP, …)
 start method    how a child comes to be: fork, spawn (exec), forkserver
-channel         the socket pair between a child and its parent: reports up, stop and descriptors down, EOF = death
-ring            shared memory in which one writer broadcasts records to N readers; *slot*: one request's place in a worker
+channel         the socket pair of a child and its parent: reports up, stop and descriptors down, EOF = death
+ring            shared memory in which one writer broadcasts records to N readers
+slot            one request's place in a worker
 handle          the location of a queue, to be attached elsewhere; never its contents
 executor        carries the engine core's calls to the workers, wherever they are
 plan            what a step of the engine shall do (`StepPlan`), or what a launch shall be (`LaunchPlan`)

@@ -45,14 +45,17 @@ importing_main = ""
 """The script that this child is importing as its ``__main__`` right now: what is called meanwhile has no guard."""
 
 
-def run_child(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bool = False) -> NoReturn:
+def run_child(
+    sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bool = False, outlives_parent: bool = False
+) -> NoReturn:
     """Never returns. `parent_pid` is who must be our parent; `arm` = its starting thread lives as long as it does.
 
-    With `wait_for_parent` (forkserver) the process waits until it has been handed to that parent.
+    With `wait_for_parent` (forkserver) the process waits until it has been handed to that parent. With
+    `outlives_parent` (the guard) a parent that is dead already is no reason to leave: it is the reason to be here.
     """
     code = 1
     try:
-        code = _run(sock, parent_pid, arm=arm, wait_for_parent=wait_for_parent)
+        code = _run(sock, parent_pid, arm, wait_for_parent, outlives_parent)
     except BaseException:
         # Before there was a line to report on. stderr is all that is left.
         traceback.print_exc()
@@ -64,7 +67,7 @@ def run_child(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_paren
         os._exit(code)
 
 
-def _run(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bool) -> int:
+def _run(sock: socket.socket, parent_pid: int, arm: bool, wait_for_parent: bool, outlives_parent: bool) -> int:
     with contextlib.suppress(PermissionError):  # already leader of a session
         os.setsid()
     signals.reset_in_child()
@@ -76,7 +79,7 @@ def _run(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bo
         _wait_for_parent(parent_pid)
     if arm:
         kernel.set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != parent_pid:
+    if os.getppid() != parent_pid and not outlives_parent:
         return 1  # it died before we could watch it
     up = channels.child_end(sock)
     if wait_for_parent:
@@ -85,6 +88,7 @@ def _run(sock: socket.socket, parent_pid: int, *, arm: bool, wait_for_parent: bo
     if not isinstance(birth, Birth):
         raise RuntimeError(f"expected a birth message, got {type(birth).__name__}")
     ctx = _be_born(up, birth, fds)
+    ctx.parent_pid = parent_pid
     ctx.enter(Step.WATCHING)
     try:
         if birth.spec.main_path:

@@ -32,6 +32,8 @@ class ChildContext:
         self.spec = spec
         self.descriptors: dict[str, int] = {}
         """From the birth message, by name; owned by the target."""
+        self.parent_pid = 0
+        """Who started us. It may be gone by now: compare with getppid()."""
         self.step = Step.SPAWNED
         self._up = up
         self._status = status

@@ -90,8 +90,7 @@ def run(ctx: ChildContext) -> None:
     """The helper's target."""
     settings = msgspec.msgpack.decode(ctx.spec.payload, type=HelperSettings)
     guard = _Guard(ctx, settings)
-    supervisor = os.getppid()
-    _preload(ctx, settings, guard, supervisor)
+    _preload(ctx, settings, guard)
     ctx.ready({"threads": procfs.thread_names(), "preloaded": list(settings.preload)})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
@@ -108,19 +107,19 @@ def run(ctx: ChildContext) -> None:
         guard.note(message)
 
 
-def _preload(ctx: ChildContext, settings: HelperSettings, guard: _Guard, supervisor: int) -> None:
+def _preload(ctx: ChildContext, settings: HelperSettings, guard: _Guard) -> None:
     """Import; meanwhile the channel is not read, so the supervisor's death comes as a signal."""
 
     def on_parent_death(_number: int, _frame: FrameType | None) -> NoReturn:
         # The one handler of ours that acts: an import can't be made to poll, and 2 s may pass before it ends. It
         # never returns into the interrupted code, so it can't break anything there.
-        if os.getppid() != supervisor:
+        if os.getppid() != ctx.parent_pid:
             guard.end_all()
         os._exit(1)
 
     signal.signal(signal.SIGTERM, on_parent_death)
     kernel.set_parent_death_signal(signal.SIGTERM)
-    if os.getppid() != supervisor:
+    if os.getppid() != ctx.parent_pid:
         on_parent_death(0, None)
     for name in settings.preload:
         ctx.enter(Step.IMPORT, name)
@@ -143,6 +142,6 @@ def _fork(request: Fork, fd: int) -> None:
 
 
 def main() -> NoReturn:
-    """Entry of the exec'ed helper. Not armed by `run_child`: it outlives the supervisor on purpose."""
+    """Entry of the exec'ed helper."""
     fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    run_child(socket.socket(fileno=fd), parent_pid, arm=False)
+    run_child(socket.socket(fileno=fd), parent_pid, arm=False, outlives_parent=True)

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _COLLECT = 0.5
 """Seconds to wait after a first failure for others that may turn out to be its cause."""
 _ORDER = list(Step)
+_ENTRIES = {"forkserver": "launcher.process.helper", "guard": "launcher.process.helper"}
+"""Modules with a `main` for exec'ed children that are not entered as all others are."""
 
 
 class ExitStatus(NamedTuple):
@@ -176,7 +178,8 @@ class Nursery:
                 if method == "fork":
                     pid = spawn.fork_child(theirs)
                 elif method == "spawn":
-                    pid = spawn.exec_child(theirs, envs.child_environment() | spec.env)
+                    module = _ENTRIES.get(spec.role, "launcher.process.exec_child")
+                    pid = spawn.exec_child(theirs, envs.child_environment() | spec.env, module=module)
                 else:
                     pid = self._ask_forker(theirs, line)
             except BaseException:
