@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-# Imported for its effect: torch sets a variable of its own when its compiler is first imported, which is no test's fault.
+# Imported for its effect: torch sets a variable when its compiler is first imported, which is no test's fault.
 from launcher.models import preload as preload
 from launcher.models.tiny import make_tiny
 
