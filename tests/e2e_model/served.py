@@ -27,7 +27,9 @@ class Served:
         self._log = runtime / "launch.log"
         self._command = [*XSERVE, "launch", "--model", str(model), "--port", "0", "--name", "it", *flags]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("XSERVE_", "OMP_", "RUNTIME_DIRECTORY"))}
-        self._environment = {**inherited, "XDG_RUNTIME_DIR": str(runtime), "HF_HUB_OFFLINE": "1"}
+        # One thread a worker: on a busy machine several would wait at every barrier for one that has no core.
+        ours = {"XDG_RUNTIME_DIR": str(runtime), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        self._environment = {**inherited, **ours}
         self.url = ""
         self.model = model.name
         """Its name in the API."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,15 @@ CHATS = [
 """Different lengths of prompts and answers: they join and leave the batch at different times."""
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For transformers in this process, for the reason that `Served` has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def expected(model_dir: Path, chats: list[Chat]) -> list[Told]:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model_dir)
@@ -88,7 +98,7 @@ def answered(url: str, model: str, chats: list[Chat]) -> list[Told]:
         return Told(tokens, [token["logprob"] for token in content], choice["finish_reason"])
 
     async def ask_all() -> list[Told]:
-        async with httpx.AsyncClient(base_url=url, timeout=90, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=300, trust_env=False) as http:
             return await asyncio.gather(*(ask(http, chat) for chat in chats))
 
     return asyncio.run(ask_all())
@@ -126,6 +136,7 @@ def test_tiny_qwen3(tiny_qwen3: Path, runtime: Path, flags: list[str]) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("flags", [["--backend", "uni"], ["--tp", "3"]], ids=["uni", "tp3"])
 def test_the_demo_model(demo: Path, runtime: Path, flags: list[str]) -> None:
     check(demo, runtime, flags)
