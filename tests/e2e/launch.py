@@ -72,7 +72,8 @@ class Launch:
         for pid in descendants(self.process.pid):
             with contextlib.suppress(OSError):
                 found[pid] = cmdline(pid)
-                self.seen.setdefault(pid, start_time(pid))
+                if start := start_time(pid):  # 0: a zombie already
+                    self.seen.setdefault(pid, start)
         return found
 
     def pid_of(self, title: str) -> int:
