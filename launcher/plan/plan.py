@@ -129,8 +129,9 @@ def decide(config: LaunchConfig, facts: HostFacts, place: Place, files: Files, *
 
 def preload(worker: str) -> tuple[str, ...]:
     """Modules for the helper, in the order of their import. torch only for the worker that is sure to want it."""
-    torch = ("torch",) if worker == TRANSFORMERS_WORKER else ()
-    return (*torch, *_ENGINE_PRELOAD, worker.partition(":")[0])
+    if worker == TRANSFORMERS_WORKER:
+        return ("torch", *_ENGINE_PRELOAD, "launcher.models.preload")
+    return (*_ENGINE_PRELOAD, worker.partition(":")[0])
 
 
 def _check_model(config: LaunchConfig, facts: HostFacts, files: Files, made: Resolved) -> None:
