@@ -259,6 +259,10 @@ def unsafe_to_fork() -> list[str]:
 
 
 def _config(options: dict[str, Any]) -> LaunchConfig:
+    unknown = sorted(set(options) - set(LaunchConfig.__struct_fields__))
+    if unknown:
+        known = ", ".join(LaunchConfig.__struct_fields__)
+        raise UsageError(f"Engine: unknown option {', '.join(unknown)}; there are {known}")
     try:
         return msgspec.convert(options, LaunchConfig)
     except msgspec.ValidationError as error:
