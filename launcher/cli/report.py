@@ -53,7 +53,7 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
 def failure_text(cause: Failure, follow_ons: tuple[Failure, ...] = ()) -> str:
     """The whole story of a failed launch; the last lines say who failed, how, and what to do."""
     parts = [f"xserve: because of it: {one_line(describe(one))}" for one in follow_ons]
-    if cause.traceback:
+    if cause.traceback and not cause.permanent:  # a wrong setting has its whole story in one line
         parts += ["", cause.traceback.rstrip()]
     if cause.kind == "died" and cause.last_output:
         parts += ["", f"last output of {cause.title}:", *(f"  {line}" for line in cause.last_output)]

@@ -169,7 +169,10 @@ def socket_path(value: str) -> str:
 def instance_name(value: str) -> str:
     from launcher.control.places import check_name  # the control room is not needed for --help
 
-    return check_name(value)
+    try:
+        return check_name(value)
+    except UsageError as error:  # names the flag and the value itself, as its other callers need it to
+        raise UsageError(str(error).partition(f"--name {value!r} ")[2] or str(error)) from None
 
 
 def _either(names: list[str]) -> str:
