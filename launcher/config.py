@@ -57,6 +57,17 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     start_method: StartMethod = "auto"
     ring_bytes: int = RING_BYTES
     log_level: str = "info"
+    device_ids: tuple[str, ...] = ()
+    """Devices to use, as CUDA_VISIBLE_DEVICES names them; empty: the visible ones, in order."""
+    numa_bind: bool = False
+    numa_bind_nodes: tuple[int, ...] = ()
+    """One node for each local worker, or one for all; empty: the one its device is close to."""
+    numa_bind_cpus: tuple[tuple[int, ...], ...] = ()
+    """CPUs of each local worker, or one set for all; empty: those of its node."""
+    env: dict[str, str] = {}
+    """For engine cores and workers."""
+    origins: dict[str, str] = {}
+    """Field → what gave it: a flag, a variable, ``file:key``; fields that are not in it have their default."""
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):

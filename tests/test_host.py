@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher import host
+from launcher.host.visible import read_visible
 
 GIB = 1 << 30
 V2_MOUNT = "30 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -267,7 +268,7 @@ def test_a_machine_whose_nodes_are_yet_to_be_made(tmp_path: Path) -> None:
         ("-1,0", 4, 0, "hides all 4"),
         ("0,0", 4, 0, "twice"),
         ("0,1,0", 4, 0, "twice"),
-        ("7", 4, 0, "'7' is none of the 4 GPUs"),
+        ("7", 4, 0, "'7' is out of range: there are 4 NVIDIA GPUs, 0 to 3"),
         ("0,-1,1", 4, 1, "'-1' is none"),
         ("0,,1", 4, 1, "'' is none"),
         ("all", 4, 0, "'all' is none"),
@@ -278,8 +279,8 @@ def test_a_machine_whose_nodes_are_yet_to_be_made(tmp_path: Path) -> None:
     ],
 )
 def test_visible_gpus(value: str | None, present: int, count: int, note: str) -> None:
-    found, line = host.visible_gpus(value, present)
-    assert found == count
+    entries, line = read_visible(value, present)
+    assert len(entries) == count
     assert note in line
     assert bool(note) == bool(line)
     assert "\n" not in line

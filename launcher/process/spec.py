@@ -31,6 +31,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[ProcessSpec, ...] = ()
     """Processes that this one starts itself, by `child_method`."""
     child_method: ChildMethod = "spawn"
+    cpus: tuple[int, ...] = ()
+    """To be bound to, before the first big allocation; empty: whatever is inherited."""
+    memory_nodes: tuple[int, ...] = ()
+    """NUMA nodes that its memory must come from; empty: any."""
     main_path: str = ""
     """A script to import as ``__main__`` first, when what the child needs is defined in it (library use, spawn)."""
     instance: str = ""
