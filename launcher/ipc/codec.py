@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_origin
+from typing import Any, get_origin
 
 import msgspec
 
@@ -39,11 +39,8 @@ _BYTES = (bytes, bytearray, memoryview)
 _NOTHING: tuple[memoryview, ...] = ()
 
 
-class Message(NamedTuple):
-    tag: int
-    head: bytes | memoryview
-    buffers: Sequence[memoryview] = _NOTHING
-    """One-dimensional, of bytes; they still belong to the object."""
+Message = tuple[int, bytes | memoryview, Sequence[memoryview]]
+"""Tag, head, buffers: one-dimensional, of bytes; they still belong to the object."""
 
 
 class _Call(threading.local):
@@ -63,12 +60,18 @@ class Codec:
         self.trusted = trusted
         self._call = _Call()
         self._tags = {kind: tag for tag, kind in structs.items()}
+        self._simple = dict(self._tags)
+        """Structs in which nothing has been met so far that msgpack does not know: most of them, for ever."""
+        self._encode_simple = msgspec.msgpack.Encoder().encode
         self._encode = msgspec.msgpack.Encoder(enc_hook=self._enc_hook).encode
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
             tag: msgspec.msgpack.Decoder(kind, ext_hook=self._ext_hook, dec_hook=_dec_hook)
             for tag, kind in structs.items()
         }
         self._borrowing = frozenset(tag for tag, kind in structs.items() if _borrows(kind))
+        self._decode_simple = {
+            tag: decoder.decode for tag, decoder in self._decoders.items() if tag not in self._borrowing
+        }
         self._plain = msgspec.msgpack.Decoder()
 
     # --- there -------------------------------------------------------------------------------------------------
@@ -76,15 +79,21 @@ class Codec:
     def encode(self, obj: Any) -> Message:
         """Raises `UsageError` for what this codec cannot carry."""
         kind = type(obj)
+        tag = self._simple.get(kind)
+        if tag is not None:
+            try:
+                return tag, self._encode_simple(obj), _NOTHING
+            except (TypeError, ValueError, OverflowError):
+                self._simple.pop(kind, None)  # a buffer within, or an error that the longer way will find again
         tag = self._tags.get(kind)
         if tag is not None:
             message = self._encode_struct(tag, obj)
             if message is not None:
                 return message
         elif kind in _PLAIN and not (kind is int and obj.bit_length() > 63):
-            return Message(PLAIN_TAG, self._encode(obj))
+            return PLAIN_TAG, self._encode(obj), _NOTHING
         elif kind in _BYTES and isinstance(obj, _BYTES):
-            return Message(BYTES_TAG, obj if isinstance(obj, bytes) else _flat(memoryview(obj)))
+            return BYTES_TAG, obj if isinstance(obj, bytes) else _flat(memoryview(obj)), _NOTHING
         else:
             message = self._encode_buffer(obj)
             if message is not None:
@@ -102,14 +111,14 @@ class Codec:
                 return None
             raise UsageError(f"a {type(obj).__name__} cannot be sent: {error}") from error
         buffers, call.out = call.out, None
-        return Message(tag, head, buffers or _NOTHING)
+        return tag, head, buffers or _NOTHING
 
     def _encode_buffer(self, obj: Any) -> Message | None:
         hook = hooks.hook_for(type(obj))
         taken = hook.take(obj) if hook is not None else None
         if hook is None or taken is None:
             return None
-        return Message(BUFFER_TAG, self._encode((hook.package, taken[0])), [_flat(taken[1])])
+        return BUFFER_TAG, self._encode((hook.package, taken[0])), [_flat(taken[1])]
 
     def _encode_pickle(self, obj: Any) -> Message:
         if not self.trusted:
@@ -124,7 +133,7 @@ class Codec:
             head, buffers = pickling.dumps(obj)
         except Exception as error:
             raise UsageError(f"a {type(obj).__qualname__} cannot be sent: {type(error).__name__}: {error}") from error
-        return Message(PICKLE_TAG, head, [_flat(buffer) for buffer in buffers])
+        return PICKLE_TAG, head, [_flat(buffer) for buffer in buffers]
 
     def _enc_hook(self, obj: Any) -> Any:
         hook = hooks.hook_for(type(obj))
@@ -141,6 +150,9 @@ class Codec:
 
     def decode(self, tag: int, head: memoryview, buffers: Sequence[Buffer]) -> Any:
         """`head` is only borrowed for the call; `buffers` (writable) become part of the object."""
+        simple = self._decode_simple.get(tag)
+        if simple is not None and not buffers:
+            return simple(head)
         decoder = self._decoders.get(tag)
         if decoder is not None:
             self._call.back = buffers

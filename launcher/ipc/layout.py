@@ -74,6 +74,9 @@ DATA_AT = SLOTS_AT + SLOTS * LINE
 RECORD_HEADER = 16
 ALIGN = 16
 PART_ALIGN = 64
+LENGTH_MASK = (1 << 32) - 1
+TAG_SHIFT = 32
+FLAGS_SHIFT = 40
 SKIP = (1 << 64) - 1
 LEFT = (1 << 64) - 1
 
@@ -119,12 +122,12 @@ def record_size(length: int) -> int:
 
 
 def pack_word(length: int, tag: int, flags: int) -> int:
-    return length | tag << 32 | flags << 40
+    return length | tag << TAG_SHIFT | flags << FLAGS_SHIFT
 
 
 def unpack_word(word: int) -> tuple[int, int, int]:
     """Length, tag, flags."""
-    return word & 0xFFFFFFFF, word >> 32 & 0xFF, word >> 40 & 0xFF
+    return word & LENGTH_MASK, word >> TAG_SHIFT & 0xFF, word >> FLAGS_SHIFT & 0xFF
 
 
 def round_up(value: int, step: int) -> int:

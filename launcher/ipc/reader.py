@@ -26,15 +26,16 @@ from launcher.ipc.layout import (
     F_VIEW,
     LAP_WORD,
     LEFT,
+    LENGTH_MASK,
     RECORD_HEADER,
     SKIP,
+    TAG_SHIFT,
     WANTED_WORD,
     body_parts,
     reader_word,
     record_size,
-    unpack_word,
 )
-from launcher.ipc.waiting import Outcome, Parking, wait
+from launcher.ipc.waiting import Outcome, Parking, park
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ class QueueReader(Endpoint):
 
         Raises `DeadlineError`, `PeerDiedError` when a watched writer died, `ClosedError` after a shutdown.
         """
-        if self._words[CURSOR_WORD] == self._cursor:
+        words, cursor = self._words, self._cursor
+        if words[CURSOR_WORD] == cursor and not self.spin.until_moved(words, CURSOR_WORD, cursor):
             self._wait(deadline)
         return self._take()
 
@@ -98,9 +100,10 @@ class QueueReader(Endpoint):
         return self._words[CURSOR_WORD] != self._cursor or bool(self._words[CLOSED_WORD])
 
     def _take(self) -> Any:
-        self._fences.consume()
-        words = self._words
-        cursor = max(self._cursor, words[LAP_WORD])
+        words, cursor, fences = self._words, self._cursor, self._fences
+        fences.consume()
+        if cursor < words[LAP_WORD]:
+            cursor = words[LAP_WORD]
         at = cursor % self._capacity
         word = words[(DATA_AT + at) >> 3]
         if word == SKIP:
@@ -112,23 +115,36 @@ class QueueReader(Endpoint):
             raise InternalError(
                 f"queue {self.name!r}: found record {words[(start >> 3) + 1]} where {self._read} should be"
             )
-        length, tag, flags = unpack_word(word)
-        start += RECORD_HEADER
-        body = self._bytes[start : start + length]
-        if flags & F_ARENA and not flags & F_VIEW:
-            # Before it is taken: the caller can free memory and try again.
-            segment.require_headroom(ARENA_PLACE.unpack(body)[2], f"record {self._read} of queue {self.name!r}")
+        length, kind = word & LENGTH_MASK, word >> TAG_SHIFT
+        body = self._bytes[start + RECORD_HEADER : start + RECORD_HEADER + length]
+        if kind >= F_ARENA << 8:
+            self._require_headroom(kind, body)
         try:
-            return self._decode(tag, flags, body) if flags else self._codec.decode(tag, body, ())
+            # A kind without flags is a tag.
+            return self._codec.decode(kind, body, ()) if kind <= 0xFF else self._decode(kind, body)
         except Exception as error:
             raise InternalError(
                 f"queue {self.name!r}: record {self._read} cannot be decoded: {type(error).__name__}: {error}"
             ) from error
         finally:
-            # Also after an error: a message that cannot be decoded must not stop the queue.
-            self._advance(cursor + record_size(length))
+            # Give the record's bytes back, and wake a writer that waits for them. Also after an error: a message that
+            # cannot be decoded must not stop the queue.
+            fences.publish()
+            words[self._mine] = self._cursor = cursor = cursor + record_size(length)
+            words[self._mine + 1] = self._read = self._read + 1
+            fences.full()
+            wanted = words[WANTED_WORD]
+            if wanted and cursor >= wanted:
+                segment.wake(self._writer_event)
 
-    def _decode(self, tag: int, flags: int, body: memoryview) -> Any:
+    def _require_headroom(self, kind: int, place: memoryview) -> None:
+        """Before a large message is copied, while it is not taken yet: the caller can free memory and try again."""
+        flags = kind >> 8
+        if flags & F_ARENA and not flags & F_VIEW:
+            segment.require_headroom(ARENA_PLACE.unpack(place)[2], f"record {self._read} of queue {self.name!r}")
+
+    def _decode(self, kind: int, body: memoryview) -> Any:
+        tag, flags = kind & 0xFF, kind >> 8
         keep = False
         if flags & F_ARENA:
             slot, offset, length = ARENA_PLACE.unpack(body)
@@ -141,24 +157,13 @@ class QueueReader(Endpoint):
         views = [body[at : at + size] for at, size in rest]
         return self._codec.decode(tag, head, views if keep else [bytearray(view) for view in views])
 
-    def _advance(self, cursor: int) -> None:
-        """Give the record's bytes back, and wake a writer that waits for them."""
-        words = self._words
-        self._fences.publish()
-        words[self._mine] = self._cursor = cursor
-        words[self._mine + 1] = self._read = self._read + 1
-        self._fences.full()
-        wanted = words[WANTED_WORD]
-        if wanted and cursor >= wanted:
-            segment.wake(self._writer_event)
-
     # --- waiting -------------------------------------------------------------------------------------------------
 
     def _wait(self, deadline: Deadline) -> None:
-        """Until there is a record."""
+        """Sleep until there is a record."""
         if self._words[CLOSED_WORD] and not self._record.is_ready():
             raise ClosedError(f"queue {self.name!r} was shut down after record {self._read}")
-        outcome, woken = wait(self._record, self._park, self.spin, deadline, self.warn_after)
+        outcome, woken = park(self._record, self._park, self.spin, deadline, self.warn_after)
         match outcome:
             case Outcome.READY:
                 return

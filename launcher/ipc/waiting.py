@@ -75,10 +75,24 @@ class Spin:
         while True:
             give_way()
             if is_ready():
-                self.budget = min(SPIN_MAX_NS, self.budget * 2)
-                return True
+                return self._in_time()
             if clock() >= end:
                 return False
+
+    def until_moved(self, words: memoryview, index: int, seen: int) -> bool:
+        """`run` for what nearly every wait is for: until ``words[index]`` is no longer `seen`."""
+        clock, give_way = time.monotonic_ns, os.sched_yield
+        end = clock() + self.budget
+        while True:
+            give_way()
+            if words[index] != seen:
+                return self._in_time()
+            if clock() >= end:
+                return False
+
+    def _in_time(self) -> bool:
+        self.budget = min(SPIN_MAX_NS, self.budget * 2)
+        return True
 
     def slept(self, waited_ns: int) -> None:
         """What the whole wait took: would a full budget have caught it?"""
@@ -113,12 +127,19 @@ class Parking:
 def wait(
     what: Waitable, make_parking: Callable[[], Parking], spin: Spin, deadline: Deadline, warn_after: float | None = None
 ) -> tuple[Outcome, Woken]:
-    """Wait until `what` is ready. What is already there comes before closed, dead and late.
+    """Yield, then `park`: wait until `what` is ready. What is already there comes before closed, dead and late."""
+    if spin.run(what.is_ready):
+        return Outcome.READY, NOBODY
+    return park(what, make_parking, spin, deadline, warn_after)
+
+
+def park(
+    what: Waitable, make_parking: Callable[[], Parking], spin: Spin, deadline: Deadline, warn_after: float | None = None
+) -> tuple[Outcome, Woken]:
+    """Sleep until `what` is ready; the yield phase is over.
 
     `make_parking` is called only if it comes to a sleep: to register descriptors costs more than most waits take.
     """
-    if spin.run(what.is_ready):
-        return Outcome.READY, NOBODY
     parking = make_parking()
     started = now()
     late_at = started + warn_after if warn_after is not None else None

@@ -10,7 +10,7 @@ from launcher.clock import Deadline
 from launcher.errors import ClosedError, DeadlineError, InternalError, PeerDiedError, XserveError
 from launcher.ipc import segment
 from launcher.ipc.arena import ArenaWriter
-from launcher.ipc.codec import Codec, Message
+from launcher.ipc.codec import Codec
 from launcher.ipc.endpoint import Endpoint
 from launcher.ipc.handle import RingHandle, Watched, describe_peer
 from launcher.ipc.layout import (
@@ -29,6 +29,7 @@ from launcher.ipc.layout import (
     LEFT,
     RECORD_HEADER,
     SKIP,
+    TAG_SHIFT,
     VIEW_BYTES,
     VIEW_RESERVE,
     WANTED_WORD,
@@ -59,7 +60,7 @@ class QueueWriter(Endpoint):
         self._live = list(range(handle.readers))
         self._live_words = [reader_word(index) for index in self._live]
         self._watched: dict[int, Watched] = {}
-        self._asleep_words = range(ASLEEP_AT // 8, (ASLEEP_AT + handle.readers + 7) // 8)
+        self._asleep_words = tuple(range(ASLEEP_AT // 8, (ASLEEP_AT + handle.readers + 7) // 8))
         self._arena = ArenaWriter(handle.name, self._arena_fd, self._bytes)
         self._need = 0
         self._next = self._cursor
@@ -95,32 +96,39 @@ class QueueWriter(Endpoint):
         reader died meanwhile, `ClosedError` after `shutdown`, `HostError` when memory is short for a large message,
         `UsageError` when the codec cannot carry `obj`. After an error nothing was sent.
         """
-        message = self._codec.encode(obj)
+        tag, head, buffers = self._codec.encode(obj)
         if self._words[CLOSED_WORD]:
             raise ClosedError(f"queue {self.name!r} is closed")
-        if message.buffers:
-            self._enqueue_parts(message, deadline)
+        if buffers:
+            self._enqueue_parts(tag, head, buffers, deadline)
             return
-        length = len(message.head)
+        length = len(head)
         if length > self._inline_max:
-            self._enqueue_large(message.tag, 0, length, [(0, memoryview(message.head))], deadline)
+            self._enqueue_large(tag, 0, length, [(0, memoryview(head))], deadline)
             return
-        body = self._reserve(length, deadline)
-        self._bytes[body : body + length] = message.head
-        self._publish(body, pack_word(length, message.tag, 0))
+        # `_reserve` for the usual case, in line: there is room ahead, and no reason to look at the readers.
+        at = self._cursor % self._capacity
+        size = (RECORD_HEADER + length + ALIGN - 1) & ~(ALIGN - 1)
+        end = self._cursor + size
+        if at + size <= self._turn and end - self._slowest <= self._capacity:
+            self._next, body = end, DATA_AT + RECORD_HEADER + at
+        else:
+            body = self._reserve(length, deadline)
+        self._bytes[body : body + length] = head
+        self._publish(body, length | tag << TAG_SHIFT)
 
-    def _enqueue_parts(self, message: Message, deadline: Deadline) -> None:
-        sizes = [buffer.nbytes for buffer in message.buffers]
-        table, offsets, length = body_plan(len(message.head), sizes)
-        parts = [(0, memoryview(table)), (offsets[0], memoryview(message.head))]
-        parts += list(zip(offsets[1:], message.buffers, strict=True))
+    def _enqueue_parts(
+        self, tag: int, head: bytes | memoryview, buffers: Sequence[memoryview], deadline: Deadline
+    ) -> None:
+        table, offsets, length = body_plan(len(head), [buffer.nbytes for buffer in buffers])
+        parts = [(0, memoryview(table)), (offsets[0], memoryview(head)), *zip(offsets[1:], buffers, strict=True)]
         if length > self._inline_max or length >= VIEW_BYTES:
-            self._enqueue_large(message.tag, F_BUFFERS, length, parts, deadline)
+            self._enqueue_large(tag, F_BUFFERS, length, parts, deadline)
             return
         body = self._reserve(length, deadline)
         for at, part in parts:
             self._bytes[body + at : body + at + part.nbytes] = part
-        self._publish(body, pack_word(length, message.tag, F_BUFFERS))
+        self._publish(body, pack_word(length, tag, F_BUFFERS))
 
     def _enqueue_large(
         self, tag: int, flags: int, length: int, parts: list[tuple[int, memoryview]], deadline: Deadline
@@ -185,14 +193,15 @@ class QueueWriter(Endpoint):
         """Header, fence, cursor, fence, then wake the sleepers (see `launcher.ipc.layout`)."""
         words = self._words
         start = (body - RECORD_HEADER) >> 3
-        words[start + 1] = self._written
+        fences = self._fences
+        words[start + 1] = written = self._written
         words[start] = word
         if self._next_lap != self._lap:
             words[LAP_WORD] = self._lap = self._next_lap
-        self._fences.publish()
+        fences.publish()
         words[CURSOR_WORD] = self._cursor = self._next
-        words[WRITTEN_WORD] = self._written = self._written + 1
-        self._fences.full()
+        words[WRITTEN_WORD] = self._written = written + 1
+        fences.full()
         for index in self._asleep_words:
             if words[index]:
                 self._wake_sleepers()
