@@ -28,18 +28,23 @@ from launcher import envs, logs
 from launcher.clock import Deadline
 from launcher.errors import XserveError
 from launcher.process import channel as channels
-from launcher.process import kernel, signals
+from launcher.process import kernel, numa, signals
 from launcher.process.context import ChildContext
 from launcher.process.failing import cause_behind, failure_of_exception
 from launcher.process.reports import Birth, Born, FailureReport, Goodbye, Step
+from launcher.process.reseed import reseed
 from launcher.process.spec import ProcessSpec
 
 _BIRTH_TIMEOUT = 30.0
 """Seconds. The parent sends the birth message right after the start; a parent that can't is stuck or gone."""
 
+STACK_SIGNAL = signal.SIGQUIT
+"""Has a child write the Python stacks of its threads to its output, and go on. It needs no interpreter lock, so it
+works in a hung C call too; not in a process that is stopped or stuck in the kernel."""
+
 log = logging.getLogger(__name__)
 
-__all__ = ["ChildContext", "importing_main", "run_child", "will_fork"]
+__all__ = ["STACK_SIGNAL", "ChildContext", "importing_main", "run_child", "will_fork"]
 
 importing_main = ""
 """The script that this child is importing as its ``__main__`` right now: what is called meanwhile has no guard."""
@@ -145,7 +150,12 @@ def _be_born(up: channels.ChildChannel, birth: Birth, fds: list[int]) -> ChildCo
     ctx.set_title(spec.early_title or spec.title)
     faulthandler.disable()  # a fork inherits "enabled", but its handlers were reset above
     faulthandler.enable(file=2, all_threads=False)
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+    reseed()
+    refused = numa.bind(spec.cpus, spec.memory_nodes)
     logs.setup(spec.env.get("XSERVE_LOG_LEVEL", "info"), "")
+    if refused:  # the plan has asked beforehand; this is for a child that may do less than its parent
+        log.log(logging.DEBUG if spec.rank else logging.WARNING, "not bound to its NUMA node (%s)", "; ".join(refused))
     if not will_fork(spec):
         ctx.watch_parent()
     return ctx

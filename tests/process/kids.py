@@ -10,6 +10,7 @@ import subprocess
 import time
 
 from launcher.clock import Deadline
+from launcher.process import numa
 from launcher.process.child import ChildContext
 from launcher.process.reports import Step
 
@@ -95,5 +96,12 @@ def takes_over(ctx: ChildContext) -> None:
     with open(fds[0], "rb") as file:
         file.seek(0)
         ctx.ready({"payload": payload.decode(), "file": file.read().decode()})
+    while not ctx.stop_requested:
+        select.select([ctx.fileno()], [], [], 10)
+
+
+def bound(ctx: ChildContext) -> None:
+    """Report what it is bound to."""
+    ctx.ready({"cpus": sorted(os.sched_getaffinity(0)), "nodes": list(numa.memory_nodes())})
     while not ctx.stop_requested:
         select.select([ctx.fileno()], [], [], 10)
