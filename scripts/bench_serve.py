@@ -30,7 +30,6 @@ busy for a while weighs on both sides.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import math
@@ -41,15 +40,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from bench_contender import CONTENDERS, Prompts
 
 from launcher import envs
 from launcher.host import read_host
 from launcher.models.demo import demo_directory, demo_model, is_whole
 
-CONTENDERS = ("mp", "uni", "generate", "continuous")
 CONCURRENT = 8
 QUICK_SECONDS = 50.0
 """No further repetition is begun that would end later than this after the start."""
@@ -58,10 +57,6 @@ GOALS = (
     ("uni over transformers' continuous batching, tokens/s, 8 concurrent", "uni", "continuous", 1.0),
 )
 PACKAGES = ("xserve", "torch", "transformers", "pyzmq", "msgspec")
-
-Prompts = list[list[int]]
-Answer = Callable[[Prompts, int], Prompts]
-"""(prompts, tokens of each answer) → the answers' tokens"""
 
 
 class Task(NamedTuple):
@@ -81,113 +76,11 @@ def tasks(tokens: int) -> list[Task]:
     ]
 
 
-# --- a contender's process -------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def ours(backend: str, model: str, room: int) -> Iterator[Answer]:
-    from launcher import Engine
-
-    with Engine(model=model, tp=1, backend=backend, dtype="float32", device="cpu", max_num_seqs=room) as engine:
-
-        def answer(prompts: Prompts, tokens: int) -> Prompts:
-            answers = engine.generate(prompts, max_tokens=tokens, temperature=0, ignore_eos=True)
-            return [one.token_ids for one in answers]
-
-        yield answer
-
-
-def load_transformers(model: str, threads: int) -> Any:
-    import torch
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-    return transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-
-
-@contextlib.contextmanager
-def generating(model: Any) -> Iterator[Answer]:
-    import torch
-
-    def answer(prompts: Prompts, tokens: int) -> Prompts:
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        with torch.inference_mode():
-            out = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=tokens,
-                min_new_tokens=tokens,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=None,
-            )
-        found: Prompts = out[:, longest:].tolist()
-        return found
-
-    yield answer
-
-
-@contextlib.contextmanager
-def continuous(model: Any, longest: int) -> Iterator[Answer]:
-    from transformers import GenerationConfig
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
-    page = 16
-    config = ContinuousBatchingConfig(
-        page_size=page,
-        num_blocks=CONCURRENT * (longest // page + 2),
-        max_batch_tokens=2048,
-        max_requests_per_batch=CONCURRENT,
-        allow_block_sharing=False,
-    )
-    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-    with model.continuous_batching_context_manager(generation, continuous_batching_config=config) as manager:
-
-        def answer(prompts: Prompts, tokens: int) -> Prompts:
-            ids = manager.add_requests(inputs=prompts, max_new_tokens=tokens)
-            done: dict[str, list[int]] = {}
-            while len(done) < len(ids):
-                result = manager.get_result(timeout=1)
-                if result is not None and result.is_finished():
-                    done[result.request_id] = list(result.generated_tokens)
-                elif result is None and not manager.is_running():
-                    raise RuntimeError("transformers' continuous batching ended by itself")
-            return [done[request_id] for request_id in ids]
-
-        yield answer
-
-
-def contend(name: str, model: str, threads: int, longest: int) -> None:
-    """Serve the parent: a line with prompts in, a line with seconds and tokens out, until it closes its end."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not for the parent
-    if name in ("mp", "uni"):
-        opened = ours(name, model, CONCURRENT)
-    elif name == "generate":
-        opened = generating(load_transformers(model, threads))
-    else:
-        opened = continuous(load_transformers(model, threads), longest)
-    with opened as answer:
-        print("{}", file=replies, flush=True)
-        for line in sys.stdin:
-            asked = json.loads(line)
-            began = time.perf_counter()
-            tokens = answer(asked["prompts"], asked["tokens"])
-            reply = {"seconds": time.perf_counter() - began, "tokens": tokens}
-            print(json.dumps(reply), file=replies, flush=True)
-
-
-# --- the run ---------------------------------------------------------------------------------------------------------
-
-
 class Contender:
     def __init__(self, name: str, model: str, threads: int, longest: int) -> None:
         self.name = name
-        command = [sys.executable, __file__, "--contender", name, "--model", model]
-        command += ["--threads", str(threads), "--longest", str(longest)]
+        script = str(Path(__file__).with_name("bench_contender.py"))
+        command = [sys.executable, script, name, model, str(threads), str(CONCURRENT), str(longest)]
         environment = {**envs.child_environment(), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -360,8 +253,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, help="repetitions")
     parser.add_argument("--tokens", type=int, help="tokens of each answer")
     parser.add_argument("--prompt", type=int, help="tokens of the longest prompt")
-    parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
-    parser.add_argument("--longest", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     quick = options.quick
     host = read_host()
@@ -375,15 +266,13 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    if options.contender:
-        contend(options.contender, options.model, options.threads, options.longest)
-        return 0
     options.model, options.note = choose_model(options)
     result = facts(options)
     contenders: list[Contender] = []
     try:
-        for name in CONTENDERS:
-            contenders.append(Contender(name, options.model, options.threads, options.prompt + options.tokens))
+        longest = options.prompt + options.tokens
+        for name in CONTENDERS:  # one by one into the list: whatever happens, those that run are closed
+            contenders += [Contender(name, options.model, options.threads, longest)]
         for contender in contenders:
             contender.wait_ready()
         seconds, same = measure(contenders, options, vocabulary_of(options.model))
