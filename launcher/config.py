@@ -150,6 +150,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_certfile: str | None = None
     max_waiting: int = 4096
     """Requests accepted but not finished, above which new ones get 503."""
+    restart: bool = False
+    """True: an engine core that dies comes back, and its requests are kept for it. False: they fail with it."""
     max_body_bytes: int = 32 << 20
     """Longest request body; longer ones get 413."""
     log_level: str = "info"
