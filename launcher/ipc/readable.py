@@ -38,12 +38,13 @@ class _Any:
     def is_closed(self) -> bool:
         return False  # a closed reader counts as ready
 
-    def arm(self) -> None:
+    def arm(self) -> bool:
         for reader in self._readers:
             reader.arm()
         # One fence orders all the announcements before all the looks that follow.
         for reader in self._readers[:1]:
             reader.fence()
+        return self.is_ready()
 
     def disarm(self) -> None:
         for reader in self._readers:
@@ -78,4 +79,4 @@ def wait_readable(
     ready = group.ready()
     if ready:
         return WaitResult(ready, [], [])
-    return WaitResult([], woken.dead, woken.extra)
+    return WaitResult([], list(woken.dead), list(woken.extra))

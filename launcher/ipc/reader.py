@@ -163,10 +163,10 @@ class QueueReader(Endpoint):
         """Sleep until there is a record."""
         if self._words[CLOSED_WORD] and not self._record.is_ready():
             raise ClosedError(f"queue {self.name!r} was shut down after record {self._read}")
-        outcome, woken = park(self._record, self._park, self.spin, deadline, self.warn_after)
+        outcome, woken = park(self._record, self._parking or self._park(), self.spin, deadline, self.warn_after)
+        if outcome is Outcome.READY:
+            return
         match outcome:
-            case Outcome.READY:
-                return
             case Outcome.CLOSED:
                 raise ClosedError(f"queue {self.name!r} was shut down after record {self._read}")
             case Outcome.DIED:
@@ -184,8 +184,7 @@ class QueueReader(Endpoint):
                 )
 
     def _park(self) -> Parking:
-        if self._parking is None:
-            self._parking = Parking([self.event], self._watched)
+        self._parking = Parking([self.event], self._watched)
         return self._parking
 
     def writer_name(self) -> str:
@@ -200,9 +199,6 @@ class QueueReader(Endpoint):
 
     def fence(self) -> None:
         self._fences.full()
-
-    def is_closed(self) -> bool:
-        return bool(self._words[CLOSED_WORD])
 
     def close(self) -> None:
         """Detach; the writer no longer waits for this reader. Arrays taken as views stay valid. Idempotent."""
@@ -220,24 +216,28 @@ class QueueReader(Endpoint):
 class _Record:
     """Waiting for one reader's next record."""
 
-    __slots__ = ("_reader",)
+    __slots__ = ("_asleep", "_reader")
 
     def __init__(self, reader: QueueReader) -> None:
         self._reader = reader
+        self._asleep = ASLEEP_AT + reader.index
 
     def is_ready(self) -> bool:
         reader = self._reader
         return reader._words[CURSOR_WORD] != reader._cursor
 
     def is_closed(self) -> bool:
-        return self._reader.is_closed()
+        return bool(self._reader._words[CLOSED_WORD])
+
+    def arm(self) -> bool:
+        reader = self._reader
+        reader._bytes[self._asleep] = 1
+        reader._fences.full()
+        words = reader._words
+        return words[CURSOR_WORD] != reader._cursor or bool(words[CLOSED_WORD])
 
     def disarm(self) -> None:
-        self._reader.disarm()
-
-    def arm(self) -> None:
-        self._reader.arm()
-        self._reader.fence()
+        self._reader._bytes[self._asleep] = 0
 
     def late(self, seconds: float) -> None:
         log.warning("queue %r: nothing for %.0f s from %s", self._reader.name, seconds, self._reader.writer_name())

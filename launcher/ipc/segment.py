@@ -5,7 +5,6 @@ A memfd has no name: nothing is left in /dev/shm whoever is killed, and /dev/shm
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -120,9 +119,10 @@ def wake(eventfd: int) -> None:
 
 
 def drain(eventfd: int) -> None:
-    # Empty: the wake-up was taken already.
-    with contextlib.suppress(BlockingIOError):
+    try:
         os.eventfd_read(eventfd)
+    except BlockingIOError:
+        pass  # empty: the wake-up was taken already
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -11,6 +11,7 @@ sleepers. One of the two sees the other.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
@@ -38,11 +39,11 @@ class Outcome(Enum):
 
 
 class Woken(NamedTuple):
-    dead: list[Watched]
-    extra: list[int]
+    dead: Sequence[Watched]
+    extra: Sequence[int]
 
 
-NOBODY = Woken([], [])
+NOBODY = Woken((), ())
 
 
 class Waitable(Protocol):
@@ -50,8 +51,8 @@ class Waitable(Protocol):
 
     def is_ready(self) -> bool: ...
     def is_closed(self) -> bool: ...
-    def arm(self) -> None:
-        """Say in shared memory that we are about to sleep, then pass a full fence."""
+    def arm(self) -> bool:
+        """Say in shared memory that we are about to sleep, pass a full fence, look: is there reason not to sleep?"""
 
     def disarm(self) -> None:
         """Take it back."""
@@ -102,77 +103,88 @@ class Spin:
 class Parking:
     """Where an endpoint sleeps: its own eventfds, the peers whose death ends the sleep, other descriptors."""
 
+    __slots__ = ("_poll", "_wakers", "_watched")
+
     def __init__(self, wakers: Sequence[int], watched: Sequence[Watched] = (), extra: Sequence[int] = ()) -> None:
-        self._poll = select.poll()
+        poll = select.poll()
+        self._poll = poll.poll
         self._wakers = frozenset(wakers)
         self._watched = {peer.pidfd: peer for peer in watched}
         for fd in (*wakers, *self._watched, *extra):
-            self._poll.register(fd, select.POLLIN)
+            poll.register(fd, select.POLLIN)
 
     def sleep(self, timeout_ms: int) -> Woken:
         """At most `timeout_ms`. Takes wake-ups off the eventfds, so that the next sleep is a real one."""
-        woken = Woken([], [])
-        for fd, events in self._poll.poll(timeout_ms):
-            if events & select.POLLNVAL:
-                raise InternalError(f"descriptor {fd} was closed while a queue waited on it")
-            if fd in self._wakers:
+        woken = NOBODY
+        for fd, events in self._poll(timeout_ms):
+            if fd in self._wakers and events == select.POLLIN:
                 drain(fd)
-            elif fd in self._watched:
-                woken.dead.append(self._watched[fd])
             else:
-                woken.extra.append(fd)
+                woken = self._add(woken, fd, events)
         return woken
+
+    def _add(self, woken: Woken, fd: int, events: int) -> Woken:
+        if events & select.POLLNVAL:
+            raise InternalError(f"descriptor {fd} was closed while a queue waited on it")
+        if fd in self._watched:
+            return Woken((*woken.dead, self._watched[fd]), woken.extra)
+        return Woken(woken.dead, (*woken.extra, fd))
 
 
 def wait(
     what: Waitable, make_parking: Callable[[], Parking], spin: Spin, deadline: Deadline, warn_after: float | None = None
 ) -> tuple[Outcome, Woken]:
-    """Yield, then `park`: wait until `what` is ready. What is already there comes before closed, dead and late."""
-    if spin.run(what.is_ready):
-        return Outcome.READY, NOBODY
-    return park(what, make_parking, spin, deadline, warn_after)
-
-
-def park(
-    what: Waitable, make_parking: Callable[[], Parking], spin: Spin, deadline: Deadline, warn_after: float | None = None
-) -> tuple[Outcome, Woken]:
-    """Sleep until `what` is ready; the yield phase is over.
+    """Yield, then `park`: wait until `what` is ready. What is already there comes before closed, dead and late.
 
     `make_parking` is called only if it comes to a sleep: to register descriptors costs more than most waits take.
     """
-    parking = make_parking()
-    started = now()
-    late_at = started + warn_after if warn_after is not None else None
-    try:
-        while True:
-            what.arm()
+    if spin.run(what.is_ready):
+        return Outcome.READY, NOBODY
+    return park(what, make_parking(), spin, deadline, warn_after)
+
+
+def park(
+    what: Waitable, parking: Parking, spin: Spin, deadline: Deadline, warn_after: float | None = None
+) -> tuple[Outcome, Woken]:
+    """`wait`, when the yield phase is over.
+
+    Who wakes up after milliseconds runs with cold caches, where a call costs a microsecond or two: so there are few on
+    the way of the usual wait, which is one sleep and then READY.
+    """
+    clock = time.monotonic_ns
+    started = clock()
+    late_at = None if warn_after is None else started / 1e9 + warn_after
+    while True:
+        try:
             # Look again before and after every sleep. After a death is known, the dead one's last stores are visible.
-            idle = not what.is_ready() and not what.is_closed()
-            woken = parking.sleep(_sleep_ms(deadline, late_at)) if idle else NOBODY
-            outcome = _judge(what, woken, deadline)
-            if outcome is not None:
-                spin.slept(int((now() - started) * 1e9) + spin.budget)
-                return outcome, woken
-            if late_at is not None and now() >= late_at:
-                what.late(now() - started)
-                late_at += late_at - started
-    finally:
-        what.disarm()
+            woken = NOBODY if what.arm() else parking.sleep(_sleep_ms(deadline, late_at))
+            ready = what.is_ready()
+        finally:
+            what.disarm()
+        outcome = Outcome.READY if ready else _judge(what, woken, deadline)
+        if outcome is not None:
+            spin.slept(clock() - started + spin.budget)
+            return outcome, woken
+        if late_at is not None and now() >= late_at:
+            what.late(now() - started / 1e9)
+            late_at += late_at - started / 1e9
 
 
 def _judge(what: Waitable, woken: Woken, deadline: Deadline) -> Outcome | None:
-    if what.is_ready():
-        return Outcome.READY
+    """Why a sleeper that is not ready woke up; None: for nothing."""
     if what.is_closed():
-        return Outcome.CLOSED
+        # Once more: what came before the closing comes first.
+        return Outcome.READY if what.is_ready() else Outcome.CLOSED
     if woken.dead:
-        return Outcome.DIED
+        return Outcome.READY if what.is_ready() else Outcome.DIED
     if woken.extra:
         return Outcome.EXTRA
     return Outcome.EXPIRED if deadline.expired else None
 
 
 def _sleep_ms(deadline: Deadline, late_at: float | None) -> int:
+    if deadline.at == math.inf and late_at is None and RECHECK_SECONDS is None:
+        return -1
     until = deadline
     if late_at is not None:
         until = until.earlier(max(0.0, late_at - now()))

@@ -237,7 +237,7 @@ class QueueWriter(Endpoint):
             self._parking = Parking([self._writer_event], peers)
         return self._parking
 
-    def _failure(self, outcome: Outcome, dead: list[Watched], deadline: Deadline) -> XserveError:
+    def _failure(self, outcome: Outcome, dead: Sequence[Watched], deadline: Deadline) -> XserveError:
         record = f"record {self._written}"
         if outcome is Outcome.CLOSED:
             return ClosedError(f"queue {self.name!r} was shut down while {record} waited for room")
@@ -255,7 +255,7 @@ class QueueWriter(Endpoint):
             f"queue {self.name!r}: no room for {record} within {deadline.seconds:g} s; waiting for {self._laggards()}"
         )
 
-    def _only_leavers(self, dead: list[Watched]) -> bool:
+    def _only_leavers(self, dead: Sequence[Watched]) -> bool:
         """True: all of them had closed their ends before they died, which is no failure; they are struck off."""
         indexes = [i for i, peer in self._watched.items() if peer in dead]
         if any(self._words[reader_word(i)] != LEFT for i in indexes):
@@ -280,9 +280,10 @@ class QueueWriter(Endpoint):
     def is_closed(self) -> bool:
         return bool(self._words[CLOSED_WORD])
 
-    def arm(self) -> None:
+    def arm(self) -> bool:
         self._words[WANTED_WORD] = self._need
         self._fences.full()
+        return self.is_ready() or self.is_closed()
 
     def disarm(self) -> None:
         self._words[WANTED_WORD] = 0

@@ -29,8 +29,9 @@ class Fake:
     def is_closed(self) -> bool:
         return self.closed
 
-    def arm(self) -> None:
+    def arm(self) -> bool:
         self.armed = 1
+        return self.is_ready() or self.closed
 
     def disarm(self) -> None:
         self.armed = 0
