@@ -1,8 +1,8 @@
 """How every wait of a queue goes: yield for a moment, then sleep until somebody wakes us, somebody dies, or time is up.
 
 The yield phase is bounded by time (at most 100 µs), never by a count: a count costs cores when there are many readers.
-It tunes itself: a message that came in time doubles it, a sleep that lasted longer halves it, so that a
-reader of a 20 ms step burns a few µs a step, and an idle one nothing at all.
+It tunes itself: a message that came in time doubles it, a sleep that lasted longer halves it, down to none: a reader of
+20 ms steps goes to sleep at once, and leaves its core to the others. A sleep that turns out short brings it back.
 
 The sleep is a poll of the endpoint's own eventfd and of the pidfds of its peers. Before it, the sleeper says that it
 sleeps, passes a full fence and looks once more; the waker publishes, passes a full fence and looks for
@@ -71,6 +71,8 @@ class Spin:
 
     def run(self, is_ready: Callable[[], bool]) -> bool:
         """Yield until ready or over budget. True: ready."""
+        if not self.budget:
+            return False
         clock, give_way = time.monotonic_ns, os.sched_yield
         end = clock() + self.budget
         while True:
@@ -82,6 +84,8 @@ class Spin:
 
     def until_moved(self, words: memoryview, index: int, seen: int) -> bool:
         """`run` for what nearly every wait is for: until ``words[index]`` is no longer `seen`."""
+        if not self.budget:
+            return False
         clock, give_way = time.monotonic_ns, os.sched_yield
         end = clock() + self.budget
         while True:
@@ -97,7 +101,10 @@ class Spin:
 
     def slept(self, waited_ns: int) -> None:
         """What the whole wait took: would a full budget have caught it?"""
-        self.budget = SPIN_MAX_NS if waited_ns < SPIN_MAX_NS else max(SPIN_MIN_NS, self.budget >> 1)
+        if waited_ns < SPIN_MAX_NS:
+            self.budget = SPIN_MAX_NS
+        else:
+            self.budget = self.budget >> 1 if self.budget >= 2 * SPIN_MIN_NS else 0
 
 
 class Parking:
