@@ -11,8 +11,11 @@ object, once, in order, equal to what was sent; it owns its memory (or holds a c
 
 - A record is visible to a reader only when it is whole: a writer that dies half way leaves nothing behind.
 - The sender may overwrite its arrays as soon as `enqueue` returns.
+- A reader may leave or be declared dead without stopping the others. Its place can be given to a new one
+  (`QueueWriter.admit`), which gets all records from a known sequence number on.
 - Every wait ends: at its deadline, at the death of a watched peer, at `shutdown`. What was written is delivered first.
 - A reader that sleeps uses no CPU. It has said so in the header; who publishes looks there (`waiting`, `fences`).
+- All readers are on this machine. One on another node gets its messages over a network, which is not this room's business.
 - Nothing has a name: when the last process is gone, however it went, the memory is gone.
 - Nothing that came over a network is unpickled: only a codec made with ``trusted=True`` knows pickle.
 

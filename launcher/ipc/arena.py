@@ -128,6 +128,15 @@ class ArenaWriter:
                     self._header[line + reader] = RELEASED
                 self._reuse(region)
 
+    def forgive(self, reader: int) -> None:
+        """A new reader comes in the place of a dead one, and answers for nothing that was lent to that one."""
+        if reader in self.dead:
+            for slot, region in list(self.regions.items()):
+                if reader in region.holders:
+                    self._header[slot_at(slot) + reader] = RELEASED
+            self.dead.discard(reader)
+            self.reclaim()
+
     def _reuse(self, region: Region) -> None:
         del self.regions[region.slot]
         self._spare.append(region.slot)

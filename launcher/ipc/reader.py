@@ -62,6 +62,9 @@ class QueueReader(Endpoint):
         self._mine = reader_word(handle.index)
         self._cursor = self._words[self._mine]
         self._read = self._words[self._mine + 1]
+        if self._cursor == LEFT:
+            self._detach()
+            raise InternalError(f"queue {handle.name!r}: reader {handle.index} has left; the writer must admit it again")
         self._watched: list[Watched] = []
         self._record = _Record(self)
         self._arena = ArenaReader(self._owned.pop(0), memoryview(self._bytes), handle.readers, handle.index)
@@ -70,6 +73,11 @@ class QueueReader(Endpoint):
         """Let the writer's death end a wait, once all that it wrote is read. The descriptor stays yours."""
         self._watched.append(peer)
         self._parking = None
+
+    @property
+    def sequence(self) -> int:
+        """Number of the record that comes next; the ring's first is 0."""
+        return self._read
 
     @property
     def watched(self) -> Sequence[Watched]:

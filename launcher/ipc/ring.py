@@ -26,6 +26,7 @@ class Ring:
         """A ring for `readers` (1 … 64) and `capacity` bytes, rounded up to pages.
 
         Every reader counts from the first record on, attached or not: what is written before it attaches waits for it.
+        Places for readers that may come later are declared dead until `QueueWriter.admit`.
         Raises `UsageError` for numbers out of range, `HostError` when memory is short.
         """
         if not 1 <= readers <= MAX_READERS:

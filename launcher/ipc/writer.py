@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.clock import Deadline
-from launcher.errors import ClosedError, DeadlineError, InternalError, PeerDiedError, XserveError
+from launcher.errors import ClosedError, DeadlineError, InternalError, PeerDiedError, UsageError, XserveError
 from launcher.ipc import segment
 from launcher.ipc.arena import ArenaWriter
 from launcher.ipc.codec import Codec
@@ -57,8 +57,7 @@ class QueueWriter(Endpoint):
         self._written = self._words[WRITTEN_WORD]
         self._slowest = 0
         """Never ahead of the slowest live reader: looked up again only when the ring seems full."""
-        self._live = list(range(handle.readers))
-        self._live_words = [reader_word(index) for index in self._live]
+        self._set_live(list(range(handle.readers)))
         self._watched: dict[int, Watched] = {}
         self._asleep_words = tuple(range(ASLEEP_AT // 8, (ASLEEP_AT + handle.readers + 7) // 8))
         self._arena = ArenaWriter(handle.name, self._arena_fd, self._bytes)
@@ -78,14 +77,39 @@ class QueueWriter(Endpoint):
         self._parking = None
 
     def declare_dead(self, index: int) -> None:
-        """Reader `index` holds nothing up any more, neither the ring nor an arena region."""
+        """Reader `index` holds nothing up any more, neither the ring nor an arena region.
+
+        Its process must be gone: one that lived on would later release regions that are no longer its own.
+        """
         self._watched.pop(index, None)
         self._parking = None
-        if index in self._live:
-            self._live.remove(index)
-            self._live_words = [reader_word(live) for live in self._live]
+        self._set_live([live for live in self._live if live != index])
         self._arena.dead.add(index)
         self._arena.reclaim()
+
+    def admit(self, index: int) -> int:
+        """A new reader `index` takes the place of one that was declared dead or has closed its end.
+
+        It gets all records from now on: returns the sequence number of the first. Only then may it attach. Raises
+        `UsageError` while the old one counts.
+        """
+        self._strike_leavers()
+        if index in self._live:
+            raise UsageError(f"queue {self.name!r}: reader {index} is still there; declare it dead, or let it close")
+        self._arena.forgive(index)
+        word = reader_word(index)
+        self._words[word + 1] = self._written
+        self._words[word] = self._cursor
+        self._set_live([*self._live, index])
+        return self._written
+
+    def _strike_leavers(self) -> None:
+        """Those that closed their ends themselves. What they hold of the arena they give back themselves."""
+        self._set_live([i for i in self._live if self._words[reader_word(i)] != LEFT])
+
+    def _set_live(self, live: list[int]) -> None:
+        self._live = sorted(live)
+        self._live_words = [reader_word(index) for index in self._live]
 
     # --- writing -----------------------------------------------------------------------------------------------
 
