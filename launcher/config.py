@@ -17,6 +17,7 @@ BLOCK_SIZE = 16
 RING_BYTES = 16 << 20
 
 StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
+RestartPolicy = Literal["never", "on-failure", "always"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -53,6 +54,12 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without progress after which a start is given up."""
     shutdown_timeout: float = 30.0
     """Seconds that the whole tree has for a stop, drain included."""
+    restart: RestartPolicy = "on-failure"
+    """``never``; ``on-failure``: only after the first READY; ``always``: a failed first start too."""
+    max_restarts: int = 5
+    """Of one process (a core counts with its workers) within `restart_window`; 0 is ``never``."""
+    restart_window: float = 600.0
+    """Seconds."""
     name: str | None = None
     start_method: StartMethod = "auto"
     ring_bytes: int = RING_BYTES

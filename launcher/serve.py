@@ -30,22 +30,29 @@ from launcher.control.protocol import (
     StopRequest,
 )
 from launcher.control.server import ControlServer
-from launcher.errors import ChildFailedError
+from launcher.errors import ChildFailedError, Failure
 from launcher.host import read_host
 from launcher.plan.plan import LaunchPlan, make_plan
+from launcher.plan.processes import of_generation
 from launcher.process import kernel, listen
 from launcher.process.helper import HelperSettings
 from launcher.process.lifecycle import State
+from launcher.process.restart import RestartSettings
 from launcher.process.sd_notify import Notifier
 from launcher.process.supervisor import Outcome, Screen, Supervisor, SupervisorSettings
 
 log = logging.getLogger(__name__)
 
 
-def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen]) -> int:
+Story = Callable[[Failure, tuple[Failure, ...]], str]
+"""A failure for a reader."""
+
+
+def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen], story: Story) -> int:
     """Run a launch to its end; the exit code (0, 130, 143).
 
-    `screen` makes the view of the start, given the writer that owns stderr. Raises UsageError and HostError before
+    `screen` makes the view of the start, given the writer that owns stderr; `story` tells of a failure that is
+    followed by a restart. Raises UsageError and HostError before
     anything is started, ChildFailedError with the first cause when the tree fails.
     """
     _open_standard_fds()
@@ -69,7 +76,7 @@ def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen]) -> 
         _name_supervisor()
         supervisor = Supervisor(
             plan.processes,
-            _settings(plan, url, directory.lock_fd),
+            _settings(config, plan, url, directory.lock_fd, story),
             http=http,
             output=logs.OutputRelay(writer.write),
             screen=view,
@@ -83,7 +90,7 @@ def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen]) -> 
         return _conclude(outcome, view)
 
 
-def _settings(plan: LaunchPlan, url: str, lock_fd: int) -> SupervisorSettings:
+def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, story: Story) -> SupervisorSettings:
     environment = envs.child_environment() | (dict(plan.helper.env) if plan.helper else {})
     return SupervisorSettings(
         method=plan.start_method,
@@ -97,6 +104,9 @@ def _settings(plan: LaunchPlan, url: str, lock_fd: int) -> SupervisorSettings:
         ready_timeout=plan.ready_timeout,
         shutdown_timeout=plan.shutdown_timeout,
         environment=environment | {"XSERVE_LAUNCH_ID": plan.launch_id},
+        restart=RestartSettings(policy=config.restart, max_restarts=config.max_restarts, window=config.restart_window),
+        renew=of_generation,
+        story=story,
         lock_fd=lock_fd,
         ready_line=f"ready: {plan.served_model_name} at {url}",
     )
@@ -105,7 +115,9 @@ def _settings(plan: LaunchPlan, url: str, lock_fd: int) -> SupervisorSettings:
 def _conclude(outcome: Outcome, view: Screen) -> int:
     """Say how it ended; the last line says what was cut short."""
     if outcome.cause is not None:
-        raise ChildFailedError(outcome.cause, outcome.follow_ons)
+        error = ChildFailedError(outcome.cause, outcome.follow_ons)
+        error.exit_code = outcome.exit_code
+        raise error
     cut = []
     if outcome.cut_requests:
         cut.append(f"{outcome.cut_requests} requests")

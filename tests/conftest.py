@@ -24,6 +24,24 @@ def eventually(condition: Callable[[], object], timeout: float = 10.0, what: str
         time.sleep(0.005)
 
 
+def pytest_configure() -> None:
+    """Before anything imports numpy or torch: their pools are threads, and a process with threads is not forked."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that fork this process go first: libraries that the others use leave threads for the process's life."""
+
+    def place(item: pytest.Item) -> int:
+        rooms = item.path.parts
+        if "process" in rooms or "fork]" in item.name or "fork-" in item.name:
+            return 0
+        return 2 if {"models", "parallel", "e2e_model"} & set(rooms) else 1
+
+    items.sort(key=place)
+
+
 def _descriptors() -> dict[int, str]:
     found = {}
     for entry in Path("/proc/self/fd").iterdir():

@@ -172,10 +172,26 @@ LAUNCH: tuple[Flag, ...] = (
     Flag(
         "--restart",
         "NAME",
-        "What happens when a process dies. Only never is in this version: the tree stops, exit 1.",
+        "What is done about a process that died: never, on-failure (once the tree has been ready) or always.",
         values.one_of("never", "on-failure", "always"),
-        default="never",
+        default="on-failure",
         example="never",
+    ),
+    Flag(
+        "--max-restarts",
+        "N",
+        "Restarts of a process within the window; after that the tree ends, exit 125. 0 is --restart never.",
+        values.whole(0),
+        default="5",
+        example="10",
+    ),
+    Flag(
+        "--restart-window",
+        "SECONDS",
+        "The time over which restarts are counted.",
+        values.seconds(1),
+        default="600",
+        example="3600",
     ),
     Flag(
         "--log-level",
@@ -210,7 +226,7 @@ LATER = frozenset(
     # Words rather than a list of thirty strings.
     """--pp -pp --pipeline-parallel-size --dp -dp --data-parallel-size --nnodes -n --node-rank -r --master-addr
     --master-port --dist-init-addr --headless --api-server-count -asc --numa-bind --numa-bind-nodes --numa-bind-cpus
-    --device-ids --enable-expert-parallel -ep --watchdog-timeout --max-restarts --restart-window --log-format --log-dir
+    --device-ids --enable-expert-parallel -ep --watchdog-timeout --log-format --log-dir
     --config --cluster-key-file --join-timeout --iface""".split()  # noqa: SIM905
 )
 """Flags that people know from elsewhere and that this version does not have: said so, instead of a wrong guess."""

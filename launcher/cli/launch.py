@@ -16,10 +16,11 @@ def launch(given: dict[str, Any]) -> int:
     """Start, serve, stop. `ChildFailedError` when the tree failed."""
     config = launch_config(given)
     _see_working_directory()
+    from launcher.cli.report import failure_text
     from launcher.cli.screen import StartScreen
     from launcher.serve import serve
 
-    return serve(config, StartScreen)
+    return serve(config, StartScreen, failure_text)
 
 
 def _see_working_directory() -> None:

@@ -28,7 +28,6 @@ def launch_config(given: Given) -> LaunchConfig:
     found = {flag.field: _value(flag, *sources[flag.field]) for flag in LAUNCH if flag.field in sources}
     for key in _keys(found):
         SECRETS.add(key)
-    _check_restart(found.pop("restart", "never"))
     _check_certificate(found)
     return msgspec.convert(found, LaunchConfig, strict=True)
 
@@ -86,11 +85,6 @@ def _check_together(sources: dict[str, tuple[str, list[str]]]) -> None:
         if one in sources and other not in sources:
             missing = f"--{other.replace('_', '-')}"
             raise UsageError(f"{sources[one][0]} is given without {missing}: HTTPS needs both")
-
-
-def _check_restart(policy: str) -> None:
-    if policy != "never":
-        raise UsageError(f"--restart {policy} is not in this version: use --restart never (a death ends the tree)")
 
 
 def _check_certificate(found: dict[str, Any]) -> None:

@@ -99,6 +99,11 @@ def rendezvous(run_dir: Path, launch_id: str, dp: int, generation: int) -> str:
     return (run_dir.absolute() / f"rendezvous-{launch_id}-{dp}-{generation}").as_uri()
 
 
+def rendezvous_of_generation(address: str, generation: int) -> str:
+    """The address of another life of the same engine core."""
+    return f"{address.rpartition('-')[0]}-{generation}" if address else ""
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__

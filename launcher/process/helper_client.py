@@ -33,7 +33,8 @@ def helper_spec(method: ChildMethod, settings: HelperSettings, environment: Mapp
 
 
 class Helper:
-    """One helper. Its death is no failure of the tree once the tree is up: it is started again."""
+    """One helper after the other. Its death is no failure of the tree once the tree is up: it is started again, and
+    nobody waits for it but a core that is to be forked from it."""
 
     def __init__(self, spec: ProcessSpec, wires: Wires, lock_fd: int | None) -> None:
         self._spec = spec
@@ -41,8 +42,11 @@ class Helper:
         self._lock_fd = lock_fd
         self._nursery = Nursery("spawn")
         self._sessions: dict[int, int] = {}
+        self._was_ready = False
+        self.warm = spec.role == "forkserver"
+        """Whether cores can be forked from it."""
         self.failure: Failure | None = None
-        """Set when it died before it was ready."""
+        """Set when it died before it was ready for the first time."""
         self.on_step: Callable[[str, int, StepReport], None] = lambda *_: None
         self.on_ready: Callable[[dict[str, Any]], None] = lambda _: None
 
@@ -51,10 +55,15 @@ class Helper:
         return self._nursery.children[-1].pid if self._nursery.children else 0
 
     @property
+    def is_ready(self) -> bool:
+        return bool(self._nursery.children) and self._nursery.children[-1].is_ready
+
+    @property
     def title(self) -> str:
         return self._spec.title
 
     def start(self) -> None:
+        self._wires.drop({self._spec.title})  # of one that died
         names, ours = self._wires.lay(self._spec)
         if self._lock_fd is not None:
             names["lock"] = self._lock_fd
@@ -77,19 +86,22 @@ class Helper:
             if isinstance(message, StepReport):
                 self.on_step(child.title, child.pid, message)
             elif isinstance(message, ReadyReport):
+                self._was_ready = True
                 self.on_ready(message.info)
             elif message is None and child.failure is not None:
                 self._died(child)
 
     def _died(self, child: Child) -> None:
-        if not child.is_ready:
+        if not child.is_ready and self.failure is None and not self._was_ready:
             self.failure = child.failure
             return
-        self._nursery.children.remove(child)
-        # Only to guard: who is to be forked was forked, and the preload costs seconds of CPU that requests need.
-        settings = msgspec.msgpack.decode(self._spec.payload, type=HelperSettings)
-        payload = msgspec.msgpack.encode(msgspec.structs.replace(settings, preload=()))
-        self._spec = msgspec.structs.replace(self._spec, payload=payload)
+        self._nursery.forget(child)
+        if not child.is_ready:
+            # It was up once and does not come up again: from now on it only guards, and cores come by exec.
+            self.warm = False
+            settings = msgspec.msgpack.decode(self._spec.payload, type=HelperSettings)
+            payload = msgspec.msgpack.encode(msgspec.structs.replace(settings, preload=()))
+            self._spec = msgspec.structs.replace(self._spec, payload=payload)
         self.start()
 
     # --- requests

@@ -5,6 +5,7 @@ event that the actual one causes.
 
 STARTING   processes are being started; the HTTP socket answers 503
 READY      serving
+RECOVERING serving what it can, while a unit that died is being started again (`restart`)
 DRAINING   a stop was asked: nothing is admitted, what runs is finished
 STOPPING   processes are being stopped, within what is left of the budget
 GONE       nothing is left
@@ -19,6 +20,7 @@ from typing import NamedTuple
 class State(StrEnum):
     STARTING = "starting"
     READY = "ready"
+    RECOVERING = "recovering"
     DRAINING = "draining"
     STOPPING = "stopping"
     GONE = "gone"
@@ -29,8 +31,10 @@ class Event(StrEnum):
     """Every direct child is READY."""
     STOP_ASKED = "stop asked"
     """SIGTERM, SIGINT, SIGHUP or a stop over the control socket; the second one too."""
+    UNIT_FAILED = "unit failed"
+    """A process failed, its cause has been collected, and its unit is to be started again."""
     FAILED = "failed"
-    """A process failed, or the start was too slow; its cause has been collected."""
+    """The same, and it is not to be started again."""
     DRAINED = "drained"
     """No request is left, or the drain's share of the budget is used up."""
     ALL_GONE = "all gone"
@@ -41,9 +45,15 @@ class Action(StrEnum):
     NOTHING = "nothing"
     ANNOUNCE = "announce"
     """Tell the world that the tree is ready."""
+    RECOVER = "recover"
+    """End what is left of the failed units; they start again after their delay."""
+    RESUME = "resume"
+    """Say that the tree is whole again."""
     INTERRUPT = "interrupt"
     """Stop a start: there is nothing to finish."""
     DRAIN = "drain"
+    CUT = "cut"
+    """Drain without time: what waits for a process that is away can't be finished any more."""
     STOP = "stop"
     """Stop every process in order within the rest of the budget."""
     FAIL = "fail"
@@ -63,6 +73,7 @@ TABLE: dict[State, dict[Event, Cell]] = {
     _S.STARTING: {
         _E.ALL_READY: Cell(_S.READY, _A.ANNOUNCE),
         _E.STOP_ASKED: Cell(_S.STOPPING, _A.INTERRUPT),
+        _E.UNIT_FAILED: Cell(_S.STARTING, _A.RECOVER),
         _E.FAILED: Cell(_S.STOPPING, _A.FAIL),
         _E.DRAINED: Cell(_S.STARTING, _A.NOTHING),
         _E.ALL_GONE: Cell(_S.GONE, _A.LEAVE),
@@ -70,13 +81,24 @@ TABLE: dict[State, dict[Event, Cell]] = {
     _S.READY: {
         _E.ALL_READY: Cell(_S.READY, _A.NOTHING),
         _E.STOP_ASKED: Cell(_S.DRAINING, _A.DRAIN),
+        _E.UNIT_FAILED: Cell(_S.RECOVERING, _A.RECOVER),
         _E.FAILED: Cell(_S.STOPPING, _A.FAIL),
         _E.DRAINED: Cell(_S.READY, _A.NOTHING),
+        _E.ALL_GONE: Cell(_S.GONE, _A.LEAVE),
+    },
+    _S.RECOVERING: {
+        _E.ALL_READY: Cell(_S.READY, _A.RESUME),
+        _E.STOP_ASKED: Cell(_S.DRAINING, _A.CUT),
+        _E.UNIT_FAILED: Cell(_S.RECOVERING, _A.RECOVER),
+        _E.FAILED: Cell(_S.STOPPING, _A.FAIL),
+        _E.DRAINED: Cell(_S.RECOVERING, _A.NOTHING),
         _E.ALL_GONE: Cell(_S.GONE, _A.LEAVE),
     },
     _S.DRAINING: {
         _E.ALL_READY: Cell(_S.DRAINING, _A.NOTHING),
         _E.STOP_ASKED: Cell(_S.STOPPING, _A.FORCE),
+        # Nothing comes back after a stop was asked for; and what runs can't be finished without it.
+        _E.UNIT_FAILED: Cell(_S.STOPPING, _A.FAIL),
         _E.FAILED: Cell(_S.STOPPING, _A.FAIL),
         _E.DRAINED: Cell(_S.STOPPING, _A.STOP),
         _E.ALL_GONE: Cell(_S.GONE, _A.LEAVE),
@@ -84,6 +106,7 @@ TABLE: dict[State, dict[Event, Cell]] = {
     _S.STOPPING: {
         _E.ALL_READY: Cell(_S.STOPPING, _A.NOTHING),
         _E.STOP_ASKED: Cell(_S.STOPPING, _A.FORCE),
+        _E.UNIT_FAILED: Cell(_S.STOPPING, _A.NOTHING),
         _E.FAILED: Cell(_S.STOPPING, _A.NOTHING),
         _E.DRAINED: Cell(_S.STOPPING, _A.NOTHING),
         _E.ALL_GONE: Cell(_S.GONE, _A.LEAVE),

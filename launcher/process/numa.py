@@ -60,7 +60,7 @@ def denied() -> tuple[str, ...]:
 
 
 def memory_nodes() -> tuple[int, ...]:
-    """The nodes that this thread's memory is bound to; empty: it is not. Raises OSError where it is forbidden to ask."""
+    """The nodes that this thread is bound to; empty: it is not. Raises OSError where it is forbidden to ask."""
     mode, mask = _get_policy()
     if mode != _MPOL_BIND:
         return ()

@@ -376,6 +376,10 @@ class Nursery:
         child.failure = failure
         return failure
 
+    def forget(self, child: Child) -> None:
+        """It is gone and reaped, and its failure has been dealt with."""
+        self.children.remove(child)
+
     # --- speak and stop
 
     def send(self, child: Child, message: DownMessage, fds: Sequence[int] = ()) -> None:

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,11 +37,13 @@ from launcher.process.reports import (
     TreeState,
     UpMessage,
 )
+from launcher.process.restart import Decision, Kind, RestartSettings
 from launcher.process.sd_notify import Notifier
 from launcher.process.signals import SignalPipe
 from launcher.process.spec import ChildMethod, ProcessSpec
 from launcher.process.stop import StopSequence
 from launcher.process.tree import Tree
+from launcher.process.units import Phase, Unit, Units
 from launcher.process.verdict import Verdict
 from launcher.process.wires import Output, Wires
 
@@ -83,6 +85,11 @@ class SupervisorSettings:
     """Seconds for a whole stop."""
     environment: Mapping[str, str]
     """For the helper's exec."""
+    restart: RestartSettings = field(default_factory=RestartSettings)
+    renew: Callable[[ProcessSpec, int], ProcessSpec] = lambda spec, _generation: spec
+    """A process's spec for its n-th life (0 is the first)."""
+    story: Callable[[Failure, tuple[Failure, ...]], str] = lambda cause, _others: cause.headline
+    """A failure for a reader of the log."""
     lock_fd: int | None = None
     ready_line: str = "ready"
 
@@ -94,6 +101,8 @@ class Outcome:
     exit_code: int = 0
     cause: Failure | None = None
     follow_ons: tuple[Failure, ...] = ()
+    spent: bool = False
+    """The cause would have been followed by a restart, but there had been too many."""
     cut_requests: int = 0
     cut_short: list[str] = field(default_factory=list)
     """Titles of processes that had to be killed."""
@@ -116,8 +125,8 @@ class Supervisor:
         self.since = clock.now()
         self.tree = Tree(specs, ROOT)
         self.guests: list[Guest] = []
-        self._specs = list(specs)
         self._settings = settings
+        self._units = Units(specs, settings.restart, settings.launch_id)
         self._http = http
         self._screen = screen
         self._notifier = notifier
@@ -131,6 +140,10 @@ class Supervisor:
         self._helper.on_ready = self._helper_ready
         self._nursery = Nursery(settings.method, forker=self._helper)
         self._sequence: StopSequence[Child] | None = None
+        self._failed_units: list[tuple[Unit, Decision]] = []
+        self._been_ready = False
+        self._spawn_instead = False
+        """The helper cannot be forked from."""
         self._stop_code = 0
         """The exit code if the stop under way ends as it should."""
         self._stop_by = _NEVER
@@ -184,19 +197,24 @@ class Supervisor:
     def _until_next_timer(self) -> int | None:
         """Milliseconds; None: nothing is due."""
         waits = [self._verdict.deadline.remaining(), self._drain_by.remaining()]
-        if self._sequence is not None:
-            waits.append(self._sequence.advance())
-        if self.state is State.STARTING or any(len(guest.filenos()) > 1 for guest in self.guests):
+        waits += [sequence.advance() for sequence in self._sequences()]
+        if not self._stopping:
+            soonest = self._units.soonest_start()
+            # A unit that is due and not started waits for the helper: its word wakes us.
+            waits += [soonest] if soonest > 0 else []
+            waits += [unit.reap_by.remaining() for unit in self._units if unit.phase is Phase.ENDING]
+        if self._is_coming or any(len(guest.filenos()) > 1 for guest in self.guests):
             waits.append(1.0)  # to look at the start's limit; to drop control clients that are over time
         soonest = min(waits)
         return None if math.isinf(soonest) else Deadline.after(soonest).remaining_ms()
 
     def _timers(self) -> None:
-        if self.state is State.STARTING:
+        if self._is_coming:
             self._check_start()
         if self._verdict.deadline.expired:
-            self._outcome.cause, self._outcome.follow_ons = self._verdict.judge()
-            self._handle(Event.FAILED)
+            self._on_verdict()
+        if not self._stopping and self.state is not State.DRAINING:
+            self._turn_units()
         if self._drain_by.expired:
             self._drain_by = _NEVER
             self._handle(Event.DRAINED)
@@ -207,57 +225,81 @@ class Supervisor:
 
     def _begin(self) -> None:
         self._helper.start()
-        self._start([s for s in self._specs if s.role == "api_server"], "spawn")
-        if self._settings.method != "forkserver":
-            self._start_cores(self._settings.method)
+        self._turn_units()
 
-    def _start_cores(self, method: ChildMethod) -> None:
-        specs = [spec for spec in self._specs if spec.role != "api_server"]
-        if method == "spawn":
-            specs = [msgspec.structs.replace(spec, child_method="spawn") for spec in specs]
-        self._start(specs, method)
+    @property
+    def _method(self) -> ChildMethod:
+        """How engine cores are started as things stand."""
+        spawn = self._spawn_instead or (self._settings.method == "forkserver" and not self._helper.warm)
+        return "spawn" if spawn else self._settings.method
 
-    def _start(self, specs: Sequence[ProcessSpec], method: ChildMethod) -> None:
-        """Start children with their lines; the ends that travel are closed here once they have."""
-        descriptors: dict[str, dict[str, int]] = {}
-        ours: list[int] = []
+    def _turn_units(self) -> None:
+        """Finish what ends, start what is due."""
+        for unit in self._units:
+            if unit.phase is Phase.ENDING:
+                self._finish(unit)
+            if unit.is_due(helper_ready=self._helper.is_ready, method=self._method):
+                self._start(unit)
+
+    def _start(self, unit: Unit) -> None:
+        """Start a unit with its lines; the ends that travel are closed here once they have."""
+        method = unit.method(self._method)
+        spec = msgspec.structs.replace(unit.spec, child_method="spawn") if method == "spawn" else unit.spec
+        descriptors, ours = self._wires.lay(spec)
+        if spec.role == "api_server" and self._http is not None:
+            descriptors["http"] = self._http.fileno()
         try:
-            for spec in specs:
-                descriptors[spec.title], close = self._wires.lay(spec)
-                ours += close
-                if spec.role == "api_server" and self._http is not None:
-                    descriptors[spec.title]["http"] = self._http.fileno()
-            children = self._nursery.start_all(specs, method=method, descriptors=descriptors)
+            [child] = self._nursery.start_all([spec], method=method, descriptors={spec.title: descriptors})
         finally:
             for fd in ours:
                 os.close(fd)
-        for child in children:
-            self.tree.started(child.title, child.pid, child.start_time)
-        self._helper.guard({child.pid: child.start_time for child in children})
+        unit.started(child)
+        self.tree.started(child.title, child.pid, child.start_time)
+        self._helper.guard({child.pid: child.start_time})
+        if spec.role == "api_server":
+            self._nursery.send(child, self._told)
+
+    def _finish(self, unit: Unit) -> None:
+        """Once the old life is reaped to the last process, make room for the next."""
+        records = [self.tree[title] for title in unit.titles]
+        reaped = all(record.gone or not record.pid for record in records)
+        if not (unit.sequence is None or unit.sequence.done) or not (reaped or unit.reap_by.expired):
+            return
+        found = {record.pid: record.start_time for record in records if record.pid}
+        sessions.kill_members(found, unit.mark, Deadline.after(1), {self._helper.pid})
+        self._wires.drop(unit.titles)
+        for record in records:
+            self._helper.unguard(record.pid)
+        if unit.child is not None:
+            self._nursery.forget(unit.child)
+        unit.next_life(self._settings.renew)
+        self.tree.renew(unit.spec, ROOT)
 
     def _helper_ready(self, info: dict[str, Any]) -> None:
         self._screen.on_ready(self._helper.title, self._helper.pid)
-        if self._settings.method != "forkserver" or self.state is not State.STARTING:
-            return
         threads = info.get("threads", [])
-        if len(threads) > 1:
+        if self._method == "forkserver" and len(threads) > 1:
             names = ", ".join(threads[1:6])
             self._screen.note(f"spawn instead of forkserver: the preload left {len(threads)} threads ({names})")
-        self._start_cores("spawn" if len(threads) > 1 else "forkserver")
+            self._spawn_instead = True
 
     def _check_start(self) -> None:
         """The start's limit: no progress of anybody for `ready_timeout` seconds."""
-        last = max(record.last_progress for record in self.tree)
+        running = set[str]().union(*(unit.titles for unit in self._units if unit.phase is Phase.RUNNING))
+        behind = [record for record in self.tree.behind() if record.title in running]
+        if not behind:
+            return
+        last = max(record.last_progress for record in self.tree if record.title in running)
         # The engine core has the same limit and more to say of its workers: it goes first, by these 2 s.
         if clock.now() - last > self._settings.ready_timeout + 2 and not self._verdict.due:
-            self._verdict.too_slow(self.tree.behind()[0], self._settings.ready_timeout)
+            self._verdict.too_slow(behind[0], self._settings.ready_timeout)
 
     # --- listen
 
     def _on_line(self, title: str, message: UpMessage | None) -> None:
         if message is not None:
             self._on_report(title, message)
-        elif self.tree[title].pid and not self.tree[title].goodbye and not self._stopping:
+        elif self.tree[title].pid and not self.tree[title].goodbye and not self._is_expected(title):
             self._verdict.lost_line(title)
 
     def _on_report(self, title: str, message: UpMessage) -> None:
@@ -275,24 +317,31 @@ class Supervisor:
             self._worker_gone(message)
         elif isinstance(message, Drained):
             self._on_drained(title, message)
-        if record.failure is not None and not self._stopping:
+        if record.failure is not None and not self._is_expected(title):
             self._verdict.suspect()
         if changed:
             self._announce_phase()
-        if isinstance(message, ReadyReport) and all(self.tree[spec.title].ready for spec in self._specs):
-            self._handle(Event.ALL_READY)
+        if isinstance(message, ReadyReport):
+            self._on_ready(title)
+
+    def _on_ready(self, title: str) -> None:
+        unit = self._units.of(title)
+        if unit is not None and unit.title == title:
+            unit.budget.ready(clock.now())
+            if self._units.all_ready():
+                self._handle(Event.ALL_READY)
 
     def _on_drained(self, title: str, message: Drained) -> None:
         self._drained.add(title)
         self._outcome.cut_requests += message.cut
-        if self._drained >= {spec.title for spec in self._specs if spec.role == "api_server"}:
+        if self._drained >= {unit.title for unit in self._units if unit.spec.role == "api_server"}:
             self._drain_by = Deadline.after(0)
 
     def _worker_gone(self, message: ChildGone) -> None:
         """An engine core has reaped a worker."""
         self._helper.unguard(message.pid)
-        if message.wanted or self._stopping:
-            if message.signal == signal.SIGKILL:
+        if message.wanted or self._is_expected(message.title):
+            if message.signal == signal.SIGKILL and self._stopping:
                 self._outcome.cut_short.append(message.title)
         else:
             self._verdict.died(self.tree[message.title], ExitStatus(message.exit_code, message.signal))
@@ -300,7 +349,7 @@ class Supervisor:
     def _on_gone(self, child: Child) -> None:
         self._helper.unguard(child.pid)
         self.tree.gone(child.title, wanted=child.wanted)
-        if not child.wanted and child.exit is not None:
+        if not child.wanted and child.exit is not None and not self._is_expected(child.title):
             self._verdict.died(self.tree[child.title], child.exit)
 
     def _reap_strangers(self) -> None:
@@ -320,8 +369,9 @@ class Supervisor:
             if record is not None and not record.gone:
                 exited = info.si_code == os.CLD_EXITED
                 status = ExitStatus(info.si_status, None) if exited else ExitStatus(None, info.si_status)
-                self.tree.gone(record.title, wanted=self._stopping)
-                if not self._stopping:
+                expected = self._is_expected(record.title)
+                self.tree.gone(record.title, wanted=expected)
+                if not expected:
                     self._verdict.died(record, status)
 
     def _owns(self, pid: int) -> bool:
@@ -333,16 +383,60 @@ class Supervisor:
     def _stopping(self) -> bool:
         return self.state in (State.STOPPING, State.GONE)
 
+    @property
+    def _is_coming(self) -> bool:
+        """Something is being started."""
+        return self.state in (State.STARTING, State.RECOVERING)
+
+    def _is_expected(self, title: str) -> bool:
+        """Whether the end of this process is no news."""
+        return self._stopping or self._units.is_ending(title)
+
+    def _sequences(self) -> list[StopSequence[Child]]:
+        ending = [unit.sequence for unit in self._units if unit.phase is Phase.ENDING]
+        return [sequence for sequence in (self._sequence, *ending) if sequence is not None]
+
+    def _on_verdict(self) -> None:
+        """A cause is found: ask every unit that failed whether it is to be started again."""
+        cause, others = self._verdict.judge()
+        now, kind = clock.now(), Kind.SERVICE if self._been_ready else Kind.FIRST_START
+        if cause.permanent:
+            kind = Kind.PERMANENT
+        failed = [u for u in self._units if {f.title for f in (cause, *others)} & u.titles and u.phase is Phase.RUNNING]
+        decisions = [(unit, unit.budget.failed(now, kind)) for unit in failed]
+        if decisions and all(decision.restart for _, decision in decisions) and self.state is not State.DRAINING:
+            self._screen.note(self._settings.story(cause, others))
+            self._failed_units = decisions
+            self._handle(Event.UNIT_FAILED)
+            return
+        self._outcome.cause, self._outcome.follow_ons = cause, others
+        self._outcome.spent = any(decision.spent for _, decision in decisions)
+        self._handle(Event.FAILED)
+
+    def _recover(self) -> None:
+        limits = self._settings.restart
+        for unit, decision in self._failed_units:
+            when = f"in {decision.delay:g} s" if decision.delay else "now"
+            self._screen.note(
+                f"restarting {unit.title} {when}"
+                f" (restart {decision.number} of {limits.max_restarts} within {limits.window:g} s)"
+            )
+            alive = [unit.child] if unit.child is not None else []
+            unit.end(decision.delay, StopSequence(alive, 0, self._nursery.send))
+        self._failed_units = []
+
     def ask_to_stop(self, number: signal.Signals | None = None, budget: float | None = None) -> None:
         """A stop was asked for, by a signal or (None) over the control socket. The second one forces."""
         if self.state is State.STARTING:
             words = "stopping before ready"
+        elif self.state is State.RECOVERING:
+            words = "stopping; nothing is started any more"
         elif self.state is State.READY:
             words = f"finishing what runs, then stopping (at most {self._settings.shutdown_timeout:g} s)"
         else:
             words = "killing what is left"
         self._screen.note(f"{number.name if number else 'stop'} received: {words}")
-        if number is not None and self.state is not State.READY and not self._outcome.cause:
+        if number is not None and self.state not in (State.READY, State.RECOVERING) and not self._outcome.cause:
             self._stop_code = self._stop_code or _STOP_SIGNALS[number]
         if math.isinf(self._stop_by.at):
             self._stop_by = Deadline.after(self._settings.shutdown_timeout if budget is None else budget)
@@ -360,13 +454,22 @@ class Supervisor:
     def _act(self, action: Action) -> None:
         match action:
             case Action.ANNOUNCE:
+                self._been_ready = True
                 self._notifier.ready()
                 self._screen.close()
                 self._screen.note(self._settings.ready_line)
+            case Action.RECOVER:
+                self._recover()
+            case Action.RESUME:
+                self._screen.note("whole again")
+            case Action.CUT:
+                self._begin_drain(0.0)
             case Action.INTERRUPT:
                 self._stop(min(self._stop_by.remaining(), _INTERRUPT_BUDGET))
             case Action.DRAIN:
-                self._begin_drain()
+                left = self._stop_by.remaining()
+                # What is left after the drain must do for ending the processes in order.
+                self._begin_drain(max(0.0, left - min(5.0, left / 4)))
             case Action.STOP:
                 self._stop(self._stop_by.remaining())
             case Action.FAIL:
@@ -378,11 +481,8 @@ class Supervisor:
             case Action.NOTHING:
                 pass
 
-    def _begin_drain(self) -> None:
+    def _begin_drain(self, budget: float) -> None:
         self._notifier.stopping()
-        left = self._stop_by.remaining()
-        # What is left after the drain must do for ending the processes in order.
-        budget = max(0.0, left - min(5.0, left / 4))
         self._drain_by = Deadline.after(budget + 0.5 if budget else 0)
         self._tell_api(Drain(budget=budget))
 
@@ -402,10 +502,10 @@ class Supervisor:
         outcome.cut_short += [child.title for child in self._sequence.cut_short]
         outcome.exit_code = self._stop_code
         if outcome.cause is not None:
-            outcome.exit_code = 2 if outcome.cause.permanent else 1
+            outcome.exit_code = 125 if outcome.spent else 2 if outcome.cause.permanent else 1
 
     def _announce_phase(self) -> None:
-        phase = self.tree.phase() if self.state is State.STARTING else str(self.state)
+        phase = self.tree.phase() if self._is_coming else str(self.state)
         if self._outcome.cause is not None:
             phase = self._outcome.cause.headline
         state = TreeState(state="failed" if self._outcome.cause is not None else str(self.state), phase=phase)

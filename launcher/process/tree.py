@@ -68,6 +68,14 @@ class Tree:
             self.records[spec.title] = Record(spec, parent)
             self._add(spec.children, spec.title)
 
+    def renew(self, spec: ProcessSpec, root: str) -> None:
+        """A new life of `spec` and its children, in the old places."""
+        for each, parent in ((spec, root), *((child, spec.title) for child in spec.children)):
+            old = self.records[each.title]
+            fresh = Record(each, parent)
+            fresh.restarts = old.restarts + 1
+            self.records[each.title] = fresh
+
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records.values())
 

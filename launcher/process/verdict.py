@@ -18,6 +18,8 @@ from launcher.process.tree import Record, Tree
 
 _COLLECT = 0.5
 """Seconds from the first failure to the verdict: its cause may be reported after it."""
+_COLLECT_AFTER_DEATH = 0.1
+"""Seconds from a hard death: only another one, a moment earlier, can be the cause of that."""
 
 
 class Verdict:
@@ -59,6 +61,7 @@ class Verdict:
             failure = failure_of(record, "died", headline)
             record.failure = msgspec.structs.replace(failure, exit_code=status.code, signal=status.signal)
         self.suspect()
+        self.deadline = self.deadline.earlier(_COLLECT_AFTER_DEATH)
 
     def too_slow(self, record: Record, limit: float) -> None:
         """No progress of anybody within the limit; `record` is the furthest behind."""
@@ -68,12 +71,16 @@ class Verdict:
         self.suspect()
 
     def judge(self) -> tuple[Failure, tuple[Failure, ...]]:
-        """(cause, follow-ons); a hard death comes with its last output."""
+        """(cause, follow-ons); a hard death comes with its last output. What was judged is forgotten."""
         self.deadline = Deadline.after(None)
         failures = [*self._tree.failures(), *self._others]
         if not failures:
             record = self._tree[self._lost[0]]
             failures = [failure_of(record, "died", "closed its status line without a word")]
+        self._lost.clear()
+        self._others.clear()
+        for record in self._tree:
+            record.failure = None
         cause, follow_ons = first_cause(failures)
         if cause.kind == "died":
             cause = msgspec.structs.replace(cause, last_output=self._tail(cause.title))

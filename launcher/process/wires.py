@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 from launcher.process import channel
@@ -58,6 +58,13 @@ class Wires:
         line = channel.parent_end(parent)
         self._status[line.fileno()] = (title, line)
         return child.detach()
+
+    def drop(self, titles: Collection[str]) -> None:
+        """These processes are gone: read what they have left in their pipes, then close their lines."""
+        for fd in [fd for fd, title in self._outputs.items() if title in titles]:
+            self._close_output(fd)
+        for fd in [fd for fd, (title, _) in self._status.items() if title in titles]:
+            self._status.pop(fd)[1].close()
 
     def fds(self) -> Iterator[int]:
         """To be polled for reading. A worker speaks for the first time when its engine core has told its pid: what it
@@ -108,14 +115,13 @@ class Wires:
             news.append((title, got[0]))
 
     def close(self) -> None:
-        """Read what the dead have left in their pipes, then close all."""
-        for fd in list(self._outputs):
-            with contextlib.suppress(OSError):
-                while fd in self._outputs and select.select([fd], [], [], 0)[0]:
-                    self._read_output(fd)
-            if fd in self._outputs:  # somebody who is none of ours still holds the other end
-                self._output.finish(self._outputs.pop(fd), 0)
-                os.close(fd)
-        for _, line in self._status.values():
-            line.close()
-        self._status.clear()
+        self.drop({*self._outputs.values(), *(title for title, _ in self._status.values())})
+
+    def _close_output(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            while fd in self._outputs and select.select([fd], [], [], 0)[0]:
+                self._read_output(fd)
+        if fd in self._outputs:  # somebody who is none of ours still holds the other end
+            title = self._outputs.pop(fd)
+            self._output.finish(title, self._pid_of(title))
+            os.close(fd)
