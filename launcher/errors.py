@@ -12,6 +12,7 @@ class                  exit  what to do
 `PeerDiedError`        1     the other end of a queue or pipe is gone: broken by the world
 `ClosedError`          1     the object was closed by us: a bug in the caller, or an orderly stop
 `EngineDeadError`      1     wait for the engine core to come back: it is gone, or not up yet
+`PoisonError`          1     do not send the request again: the engine core dies of it
 `RemoteError`          1     a method raised on a worker; carries the remote traceback
 `InternalError`        1     a bug in xserve: report it
 =====================  ====  ==================================================================
@@ -81,6 +82,17 @@ class PeerDiedError(XserveError):
 
 class EngineDeadError(PeerDiedError):
     """The engine core is gone, or not up yet: the request was not served to its end."""
+
+
+class PoisonError(XserveError):
+    """The request was given up: its engine core died of it, at last with nothing else running. `deaths`: how often."""
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__(
+            f"the engine core died {deaths} times while it worked on this request, the last time on it alone; "
+            "the request was given up, do not send it again"
+        )
+        self.deaths = deaths
 
 
 class RemoteError(XserveError):

@@ -16,7 +16,7 @@ from launcher.api.prompts import encode_chat
 from launcher.api.schema import ChatRequest, parse
 from launcher.api.sequence import Answer, Piece, collect, run_all
 from launcher.api.state import ApiState
-from launcher.api.stream import DONE, EventStream, event, while_wanted
+from launcher.api.stream import DONE, WAITING, EventStream, event, while_wanted
 from launcher.api.tokenizer import Tokenizer
 
 _CHUNK = "chat.completion.chunk"
@@ -68,7 +68,7 @@ async def _events(state: ApiState, tokenizer: Tokenizer, request: ChatRequest, j
     async with aclosing(run_all(state, tokenizer, job.specs)) as pieces:
         async for piece in pieces:
             tokens += piece.tokens
-            data = text(piece)
+            data = WAITING if piece.waits else text(piece)
             if piece.finish is not None:
                 data += chunk(piece.index, {}, piece.finish)
             if data:

@@ -20,7 +20,7 @@ from launcher.api.sampling import choice_seed, sampling_params
 from launcher.api.schema import BaseRequest, CompletionRequest, parse
 from launcher.api.sequence import Answer, Piece, SequenceSpec, collect, run_all
 from launcher.api.state import ApiState
-from launcher.api.stream import DONE, EventStream, event, while_wanted
+from launcher.api.stream import DONE, WAITING, EventStream, event, while_wanted
 from launcher.api.tokenizer import Tokenizer
 from launcher.engine.messages import EngineInfo
 
@@ -110,6 +110,8 @@ async def _events(
             if piece.text or piece.finish:
                 choice = _choice(request, piece.index, piece.text, piece, tokenizer)
                 yield event({**job.envelope("text_completion", [choice]), **tail})
+            elif piece.waits:
+                yield WAITING
     if request.wants_usage:
         yield event({**job.envelope("text_completion", []), "usage": job.usage(tokens)})
     yield DONE

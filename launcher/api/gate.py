@@ -2,7 +2,7 @@
 
 ::
 
-    starting ──ready──▶ ready ──starting──▶ starting        a restarting engine closes the gate for a while
+    starting ──ready──▶ ready ──recovering──▶ recovering    an engine is coming back: what comes in waits for it
         any ──drain──▶ draining ──stop──▶ stopping          these two never go back: the process is on its way out
         any ──failed──▶ failed ──starting──▶ starting
 """
@@ -11,8 +11,17 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-GateState = Literal["starting", "ready", "draining", "stopping", "failed"]
-GateEvent = Literal["tree:starting", "tree:ready", "tree:draining", "tree:stopping", "tree:failed", "drain", "stop"]
+GateState = Literal["starting", "ready", "recovering", "draining", "stopping", "failed"]
+GateEvent = Literal[
+    "tree:starting",
+    "tree:ready",
+    "tree:recovering",
+    "tree:draining",
+    "tree:stopping",
+    "tree:failed",
+    "drain",
+    "stop",
+]
 
 STATES: tuple[GateState, ...] = get_args(GateState)
 EVENTS: tuple[GateEvent, ...] = get_args(GateEvent)
@@ -20,6 +29,7 @@ EVENTS: tuple[GateEvent, ...] = get_args(GateEvent)
 _OPEN: dict[GateEvent, GateState] = {
     "tree:starting": "starting",
     "tree:ready": "ready",
+    "tree:recovering": "recovering",
     "tree:draining": "draining",
     "tree:stopping": "stopping",
     "tree:failed": "failed",
@@ -30,10 +40,12 @@ _OPEN: dict[GateEvent, GateState] = {
 TABLE: dict[GateState, dict[GateEvent, GateState]] = {
     "starting": _OPEN,
     "ready": _OPEN,
+    "recovering": _OPEN,
     "failed": _OPEN,
     "draining": {
         "tree:starting": "draining",
         "tree:ready": "draining",
+        "tree:recovering": "draining",
         "tree:draining": "draining",
         "tree:stopping": "stopping",
         "tree:failed": "draining",
@@ -44,6 +56,8 @@ TABLE: dict[GateState, dict[GateEvent, GateState]] = {
 }
 
 
+WITHOUT_RETURN = frozenset({"stopping", "failed"})
+"""States of the tree in which an engine that is gone does not come back: who waits for it waits in vain."""
 _BY_NAME: dict[str, GateEvent] = {event: event for event in EVENTS}
 
 
@@ -58,6 +72,11 @@ class Gate:
     @property
     def admits(self) -> bool:
         return self.state == "ready"
+
+    @property
+    def queues(self) -> bool:
+        """New requests may wait for an engine that is coming back."""
+        return self.state in ("ready", "recovering")
 
     def feed(self, event: GateEvent, phase: str = "") -> GateState:
         self.state = TABLE[self.state][event]

@@ -89,6 +89,12 @@ class _EngineFigures:
         for index, slot in enumerate(slots):
             up.add_metric([str(index)], float(slot.engine.alive))
         yield up
+        replayed = CounterMetricFamily(
+            "xserve_engine_requests_replayed", "Sequences sent again after an engine core was gone", labels=["engine"]
+        )
+        for index, slot in enumerate(slots):
+            replayed.add_metric([str(index)], float(slot.engine.replayed))
+        yield replayed
         for field, (name, text) in _GAUGES.items():
             yield _fill(GaugeMetricFamily(name, text, labels=["engine"]), field, slots)
         for field, (name, text) in _COUNTERS.items():

@@ -42,6 +42,8 @@ class Piece:
     """Tokens generated since the last piece, whether their text is already out or not."""
     notes: list[TokenNote] = field(default_factory=list)
     finish: Finish | None = None
+    waits: bool = False
+    """No news but this: the engine is gone, and the choice goes on when it is back."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,9 @@ async def run_sequence(state: ApiState, tokenizer: Tokenizer, spec: SequenceSpec
     try:
         async with aclosing(slot.engine.generate(spec.request_id, spec.prompt, spec.params)) as outputs:
             async for output in outputs:
+                if not output.new_token_ids and output.finish_reason is None:
+                    yield Piece(spec.index, waits=True)
+                    continue
                 piece = text.feed(output)
                 if piece is None:
                     continue

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import uvicorn
 
+from launcher.api.gate import WITHOUT_RETURN
 from launcher.api.routes import build_app
 from launcher.api.state import ApiState, Slot
 from launcher.api.tokenizer import Tokenizer, load_tokenizer, torch_hidden
@@ -111,7 +112,7 @@ class _Server:
         self._ctx = ctx
         self._settings = settings
         self._clients = [
-            EngineClient(address, f"{ctx.spec.title}-{index}")
+            EngineClient(address, f"{ctx.spec.title}-{index}", keeps_requests=settings.restart)
             for index, address in enumerate(settings.engine_addresses)
         ]
         self._state = ApiState(settings, [Slot(client) for client in self._clients])
@@ -169,12 +170,19 @@ class _Server:
             match message:
                 case TreeState(state=state, phase=phase):
                     self._state.gate.feed_tree(state, phase)
+                    self._expect_engines(state, phase)
                 case Drain(budget=budget):
                     self._start_drain(budget)
                 case Stop():
                     self._stop()
         if self._ctx.stop_requested:
             self._stop()
+
+    def _expect_engines(self, state: str, phase: str) -> None:
+        """With restarts, requests wait for an engine that is gone until the tree says that none comes back."""
+        if self._settings.restart:
+            for client in self._clients:
+                client.keep_requests(state not in WITHOUT_RETURN, f"the server is {state}: {phase or state}")
 
     def _start_drain(self, budget: float) -> None:
         self._state.gate.feed("drain", "draining")

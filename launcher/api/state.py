@@ -17,8 +17,9 @@ from launcher.clock import now
 from launcher.config import ApiSettings
 from launcher.engine.messages import EngineInfo, RequestOutput, SamplingParams, SchedulerStats
 
-PROGRESS_LIMIT = 5.0
-"""Seconds without an answer to a ping or a token after which an engine counts as hung."""
+PROGRESS_LIMIT = 30.0
+"""Seconds that one step may take until its engine counts as hung. (One that does not answer does so much sooner: see
+`Engine.alive`.)"""
 
 
 class Engine(Protocol):
@@ -27,11 +28,15 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo | None: ...
     @property
+    def last_info(self) -> EngineInfo | None: ...
+    @property
     def alive(self) -> bool: ...
     @property
     def stats(self) -> SchedulerStats: ...
     @property
     def last_progress(self) -> float: ...
+    @property
+    def replayed(self) -> int: ...
 
     def generate(
         self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
@@ -103,6 +108,13 @@ class ApiState:
             return "starting", "the engine does not answer"
         return None
 
+    def refusal(self) -> tuple[str, str] | None:
+        """``(state, phase)`` when a new request is turned away. With restarts, one that comes while an engine is gone
+        is taken although the server is not ready: it waits, as those do that were there before."""
+        reason = self.not_ready()
+        waits = self.settings.restart and self.gate.queues and self.tokenizer is not None
+        return None if waits and any(slot.engine.last_info is not None for slot in self.engines) else reason
+
     def unhealthy(self) -> str | None:
         """Why `/health` is 503; None when all is well: busy is well, hung is not."""
         if not self.gate.admits:
@@ -112,18 +124,18 @@ class ApiState:
             if not slot.engine.alive:
                 return f"engine {index} does not answer"
             if silent > PROGRESS_LIMIT:
-                return f"engine {index} has made no progress and answered no ping for {silent:.1f} s"
+                return f"engine {index} answers, but has been in one step for {silent:.1f} s"
         return None
 
     # --- requests
 
     def ready(self) -> tuple[Tokenizer, EngineInfo]:
         """What a request needs to be judged. ApiError (503) when it cannot be answered now."""
-        reason = self.not_ready()
-        usable = self._usable()
-        if reason is not None or self.tokenizer is None or not usable:
-            raise unavailable(*(reason or ("starting", "")))
-        info = usable[0].engine.info
+        if (reason := self.refusal()) is not None:
+            raise unavailable(*reason)
+        engine = self.choose().engine
+        info = engine.info or engine.last_info
+        assert self.tokenizer is not None
         assert info is not None
         return self.tokenizer, info
 
@@ -134,7 +146,7 @@ class ApiState:
 
     def admit(self, sequences: int) -> Ticket:
         """Take a request of so many sequences. ApiError: 503 when closed or full, 400 when it could never be taken."""
-        if (reason := self.not_ready()) is not None:
+        if (reason := self.refusal()) is not None:
             raise unavailable(*reason)
         limit = self.settings.max_waiting
         if sequences > limit:
@@ -160,8 +172,11 @@ class ApiState:
         return len(self._tickets)
 
     def choose(self) -> Slot:
-        """The live engine with the fewest of our sequences. ApiError (503) when there is none."""
+        """The live engine with the fewest of our sequences; with restarts, if there is none, one that comes back.
+        ApiError (503) when there is no such either."""
         usable = self._usable()
+        if not usable and self.settings.restart:
+            usable = [slot for slot in self.engines if slot.engine.last_info is not None]
         if not usable:
             raise unavailable("starting", "the engine does not answer")
         return min(usable, key=lambda slot: slot.running)

@@ -3,7 +3,7 @@
 Each answer waits for three things at once: the work, the client hanging up (ASGI's ``http.disconnect``), and the
 ticket being cut because the server's time is over. Whichever comes first cancels the work, and with it the request in
 the core. There is no deadline besides: an answer takes as long as its tokens do, and an engine's death ends the work
-with an error.
+with an error. While an engine is gone and comes back, a stream says so each second in a comment, which clients skip.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from launcher.api.errors import ApiError, ClientGone, cut_short, engine_failed
 from launcher.api.state import Ticket
-from launcher.errors import EngineDeadError
+from launcher.errors import EngineDeadError, PoisonError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
+WAITING = b": waiting for the engine\n\n"
+"""A comment: keeps the connection from looking dead to whatever is on the way."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -39,6 +41,8 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, EngineDeadError):
         return engine_failed(f"The engine died while it worked on this request: {error}", "engine_dead")
+    if isinstance(error, PoisonError):
+        return engine_failed(f"The request cannot be answered: {error}.", "poison_request")
     log.error("a request failed", exc_info=error)
     return engine_failed(f"Internal error: {type(error).__name__}.", "internal_error")
 

@@ -5,16 +5,23 @@ Connection and what follows from it:
 ==============================  ===================================================================================
 event                           effect
 ==============================  ===================================================================================
-connected                       `Hello`; the core answers `EngineInfo`: `info` is set, requests are taken
+connected                       `Hello`; the core answers `EngineInfo`: `info` is set, requests are sent
 connected, no info, each second `Hello` again
 each second                     `Ping`; `Pong` feeds `alive`, `stats` and, see below, `last_progress`
-disconnected                    the core is gone: every request and call ends with `EngineDeadError`, `info` is None
+disconnected                    the core is gone: every call ends with `EngineDeadError`, `info` is None; requests end
+                                so, too, or are kept (see below)
 `EngineInfo` of a new life      the same, then `info` is the new one
 message of an older generation  dropped
 ==============================  ===================================================================================
 
-*Progress*: outputs came, or the core answered a ping and either had no request or had made a step since the last one.
-So a core that hangs in a step stops making progress even if it could still answer.
+*Keeping requests* (`keep_requests`): a core that goes comes back, so its requests wait for it, are sent again with the
+output they have so far, and go on where they were; their readers notice nothing but a pause, in which they get an
+output without tokens each second. New requests wait, too, once the core has been up. Which are sent when, and which is
+given up (`PoisonError`), is `replay`'s table. Nothing here limits the wait: whoever knows that the core will not come
+back says ``keep_requests(False)``, and a reader that does not want to wait closes its iterator.
+
+*Progress*: outputs came, or the core answered a ping: then its progress is as old as the step under way, or new when
+there is none. So a core that hangs in a step stops making progress although it still answers.
 """
 
 from __future__ import annotations
@@ -30,7 +37,6 @@ from launcher.clock import now
 from launcher.engine.connection import Connection
 from launcher.engine.messages import (
     AbortRequests,
-    AddRequest,
     Call,
     CallReply,
     EngineInfo,
@@ -45,16 +51,17 @@ from launcher.engine.messages import (
     ToCore,
     pack,
 )
-from launcher.errors import ClosedError, DeadlineError, EngineDeadError, RemoteError, UsageError
+from launcher.engine.replay import Action, Fail, Park, Replay, Send
+from launcher.engine.stream import Stream
+from launcher.errors import ClosedError, DeadlineError, EngineDeadError, PoisonError, RemoteError, UsageError
 
 __all__ = ["EngineClient", "EngineDeadError"]
 
+TOKEN_BYTES = 4
 PING_EVERY = 1.0
 """Seconds."""
 ALIVE_WITHIN = 5.0
 """Seconds without any answer after which the core counts as hung."""
-
-Item = RequestOutput | EngineDeadError
 
 
 class EngineClient:
@@ -64,20 +71,29 @@ class EngineClient:
     from the one before it.
     """
 
-    def __init__(self, address: str, client_id: str) -> None:
+    def __init__(self, address: str, client_id: str, *, keeps_requests: bool = False) -> None:
         self.address = address
         self.client_id = client_id
         self.info: EngineInfo | None = None
         """What the core serves; None: it is not up (yet, or any more)."""
+        self.last_info: EngineInfo | None = None
+        """The same of its last life; None: it was never up."""
         self.stats = SchedulerStats()
         self.last_progress = now()
         """Monotonic seconds."""
         self.malformed = 0
         """Messages dropped because they could not be read."""
+        self.replayed = 0
+        """Requests sent again because a core was gone."""
+        self._keeps = keeps_requests
         self._last_answer = 0.0
         self._arrived = asyncio.Event()
         """Set while `info` is."""
-        self._streams: dict[str, asyncio.Queue[Item]] = {}
+        self._streams: dict[str, Stream] = {}
+        """Every request that is not finished, by its own id."""
+        self._at_core: dict[str, Stream] = {}
+        """Those that were sent, by the id they were sent with."""
+        self._replay = Replay()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self._encoder = msgspec.msgpack.Encoder()
@@ -107,7 +123,12 @@ class EngineClient:
         """Connect, and wait until the core answers. After `DeadlineError` it goes on trying; `info` shows success."""
         if self._connection is None:
             self._connection = Connection(
-                self.address, self.client_id, on_frame=self._on_frame, on_up=self._say_hello, on_down=self._on_down
+                self.address,
+                self.client_id,
+                on_frame=self._on_frame,
+                on_up=self._say_hello,
+                on_falling=self._replay.leave,
+                on_down=self._on_down,
             )
             self._pinging = asyncio.create_task(self._ping(self._connection))
         try:
@@ -122,11 +143,19 @@ class EngineClient:
         connection, self._connection = self._connection, None
         if connection is None or self._pinging is None:
             return
+        self._replay.leave()
         self._pinging.cancel()
         await asyncio.gather(self._pinging, return_exceptions=True)
         # No word to the core is needed: it notices that this connection is gone.
         await connection.close()
+        self._keeps = False
         self._lose("the client was closed")
+
+    def keep_requests(self, keeps: bool, why: str = "it will not come back") -> None:
+        """Whether a core that goes is expected back. False also ends with `why` what waits for one already."""
+        self._keeps = keeps
+        if not keeps and self.info is None:
+            self._lose(f"the engine core at {self.address} is gone: {why}")
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -139,46 +168,71 @@ class EngineClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """The request's outputs; the last one has a `finish_reason`. Closing the iterator early aborts in the core.
 
-        `request_id` must never come again: outputs of its first use may still be on their way. `output_token_ids`: what
-        an earlier life of the core has generated for it. `EngineDeadError` when the core is not up or goes away.
+        An output without tokens or reason is a sign of life: the request waits for its core to come back. `request_id`
+        must never come again: outputs of its first use may still be on their way. `output_token_ids`: what was
+        generated for it before. `EngineDeadError` when the core is not up or goes away, and is not expected back;
+        `PoisonError` when it dies of this request.
         """
         if request_id in self._streams:
             raise UsageError(f"request id {request_id!r} is in use; choose another")
-        stream: asyncio.Queue[Item] = asyncio.Queue()
-        message = AddRequest(request_id, pack(prompt_token_ids), params, pack(output_token_ids))
-        self._must_be_up()
+        stream = Stream(request_id, pack(prompt_token_ids), params, pack(output_token_ids))
+        if not self._keeps or self.last_info is None:
+            self._must_be_up()
         self._streams[request_id] = stream
         unfinished = True
         try:
-            self._post(message)
+            self._carry_out(self._replay.add(request_id))
             while unfinished:
-                item = await stream.get()
-                if isinstance(item, EngineDeadError):
-                    unfinished = False
-                    raise item
-                unfinished = item.finish_reason is None
-                if not unfinished:
-                    # Before the last output is given away: the caller may never come back for more.
-                    self._streams.pop(request_id, None)
-                yield item
+                output = await stream.take()
+                unfinished = output.finish_reason is None
+                yield output
         finally:
-            if unfinished:
-                self._forget(request_id)
+            if self._streams.get(request_id) is stream:
+                self._leave(stream)
 
-    def _forget(self, request_id: str) -> None:
-        # Not awaited: this runs when a caller was cancelled or the iterator is collected.
-        if self._streams.pop(request_id, None) is not None and self._connection is not None:
-            self._post(AbortRequests((request_id,)))
+    def _leave(self, stream: Stream) -> None:
+        """Nobody waits for it any more. Not awaited: a caller may have been cancelled, or the iterator collected."""
+        if stream.wire_id and self._connection is not None:
+            self._post(AbortRequests((stream.wire_id,)))
+        self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        """It is finished, for the core as well."""
+        del self._streams[stream.request_id]
+        self._at_core.pop(stream.wire_id, None)
+        self._carry_out(self._replay.forget(stream.request_id))
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests; each one's iterator gets a last output that says ``abort``. Unknown ones are no error."""
-        known = tuple(request_id for request_id in request_ids if request_id in self._streams)
-        if not known:
-            return
-        for request_id in known:
-            self._streams.pop(request_id).put_nowait(RequestOutput(request_id, b"", "abort"))
-        if self._connection is not None and (sent := self._post(AbortRequests(known))) is not None:
+        known = [self._streams[request_id] for request_id in request_ids if request_id in self._streams]
+        at_core = tuple(stream.wire_id for stream in known if stream.wire_id)
+        sent = self._post(AbortRequests(at_core)) if at_core and self._connection is not None else None
+        for stream in known:
+            stream.put(RequestOutput(stream.request_id, b"", "abort"))
+            self._end(stream)
+        if sent is not None:
             await sent
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            stream = self._streams[action.request_id]
+            match action:
+                case Send():
+                    message = stream.message()
+                    self.replayed += message.request_id != stream.request_id
+                    self._at_core[stream.wire_id] = stream
+                    self._post(message)
+                case Park():
+                    self._post(AbortRequests((stream.wire_id,)))
+                    self._let_go(stream)
+                case Fail():
+                    del self._streams[stream.request_id]
+                    stream.fail(PoisonError(action.deaths))
+
+    def _let_go(self, stream: Stream) -> None:
+        """It is not at the core any more."""
+        self._at_core.pop(stream.wire_id, None)
+        stream.wire_id = ""
 
     async def call(self, method: str, *args: Any, timeout: float = 60.0) -> Any:  # noqa: ASYNC109 - as `start`
         """A call into the core (``stats``, ``check_health``, ``collective_rpc``), after the step that runs.
@@ -213,6 +267,10 @@ class EngineClient:
             # One unsent message is enough of a question: a core in a long step must not find hundreds.
             if connection.is_up and not connection.is_congested:
                 self._post(Ping(sequence) if self.info is not None else Hello(self.client_id))
+            if len(self._at_core) < len(self._streams):
+                for stream in self._streams.values():
+                    if not stream.wire_id:
+                        stream.put_sign_of_life()
 
     # --- what the core says ------------------------------------------------------------------------------------------
 
@@ -234,11 +292,14 @@ class EngineClient:
     def _on_info(self, info: EngineInfo) -> None:
         if self._connection is None or not self._connection.is_up:
             return  # the last words of a life that has ended
-        if self.info is not None and self.info.generation != info.generation:
+        last = self.last_info
+        is_new_life = last is not None and last.generation != info.generation
+        if self.info is not None and is_new_life:
             self._lose(f"the engine core at {self.address} was restarted (life {info.generation})")
-        self.info = info
+        self.info = self.last_info = info
         self.last_progress = now()
         self._arrived.set()
+        self._carry_out(self._replay.up(new_life=is_new_life))
 
     def _on_outputs(self, message: StepOutputs) -> None:
         if self.info is None or message.generation != self.info.generation:
@@ -246,9 +307,22 @@ class EngineClient:
         self.stats = message.stats
         self.last_progress = now()
         for output in message.outputs:
-            stream = self._streams.get(output.request_id)
+            stream = self._at_core.get(output.request_id)
             if stream is not None:
-                stream.put_nowait(output)
+                self._on_output(stream, output)
+
+    def _on_output(self, stream: Stream, output: RequestOutput) -> None:
+        if output.finish_reason is None:
+            stream.put(output)
+            if self._replay.watched:
+                self._carry_out(self._replay.tokens(stream.request_id, len(output.new_token_ids) // TOKEN_BYTES))
+        elif output.finish_reason == "abort" and self._keeps:
+            # We did not ask for it: the core ends. What this request waits for is the next life.
+            self._replay.leave(orderly=True)
+            self._let_go(stream)
+        else:
+            stream.put(output)
+            self._end(stream)
 
     def _on_reply(self, message: CallReply) -> None:
         reply = self._calls.pop(message.call_id, None)
@@ -262,18 +336,20 @@ class EngineClient:
     def _on_pong(self, message: Pong) -> None:
         if self.info is None or message.generation != self.info.generation:
             return
-        idle = message.stats.running + message.stats.waiting == 0
-        if idle or message.stats.steps != self.stats.steps:
-            self.last_progress = now()
+        self.last_progress = max(self.last_progress, now() - message.step_age)
         self.stats = message.stats
 
     def _lose(self, why: str) -> None:
         """Everything that waits for this life of the core waits in vain."""
         self.info = None
         self._arrived.clear()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.put_nowait(EngineDeadError(why))
+        self._replay.down()
+        for stream in list(self._at_core.values()):
+            self._let_go(stream)
+        if not self._keeps:
+            for stream in list(self._streams.values()):
+                self._end(stream)
+                stream.fail(EngineDeadError(why))
         calls, self._calls = self._calls, {}
         for reply in calls.values():
             if not reply.done():

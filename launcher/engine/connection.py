@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class Connection:
     """Connects at once, and again whenever the other end comes back. On one event loop, until `close`.
 
-    Calls `on_frame` for each frame, `on_up` when a connection stands, `on_down` when it fell (after the last frame that
-    came over it).
+    Calls `on_frame` for each frame, `on_up` when a connection stands, `on_falling` as soon as it has fallen (nothing
+    can be sent any more), and `on_down` after the last frame that had come over it.
     """
 
     def __init__(
@@ -42,11 +42,12 @@ class Connection:
         *,
         on_frame: Callable[[bytes], None],
         on_up: Callable[[], None],
+        on_falling: Callable[[], None],
         on_down: Callable[[], None],
     ) -> None:
         self.is_up = False
         self._address, self._name = address, name
-        self._on_frame, self._on_up, self._on_down = on_frame, on_up, on_down
+        self._on_frame, self._on_up, self._on_falling, self._on_down = on_frame, on_up, on_falling, on_down
         self._sending: set[asyncio.Future[object]] = set()
         """Sends that the socket has not taken."""
         self._context = zmq.asyncio.Context(io_threads=1)
@@ -103,6 +104,7 @@ class Connection:
                 self.is_up = True
                 self._on_up()
             self.is_up = False
+            self._on_falling()
             await self._read_out(socket)
         finally:
             # No await in here: a second cancellation would leave the sockets open, and their context waits for them.

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from launcher.clock import Deadline
+from launcher.clock import Deadline, now
 from launcher.config import EngineSettings
 from launcher.engine.kv_blocks import BlockPool
 from launcher.engine.kv_size import agree, decide_model_len, decide_num_blocks
@@ -47,6 +47,8 @@ class EngineCore:
         self.grammar: Grammar | None = None
         self.while_waiting: Callable[[], None] = lambda: None
         """Called now and then while a step is awaited; what it raises ends the step (and the core)."""
+        self.step_began: float | None = None
+        """When the step under way was given to the workers (monotonic seconds); None: they have nothing to do."""
         self._scheduler: Scheduler | None = None
         self._early: list[tuple[str, RequestOutput]] = []
         """Answers that need no step: refusals."""
@@ -122,7 +124,10 @@ class EngineCore:
             if self.scheduler.has_work:
                 raise InternalError(f"requests, but nothing to compute: {self.stats()}")
             return early
-        return early + self.scheduler.update(scheduled, self._execute(scheduled))
+        self.step_began = now()
+        output = self._execute(scheduled)
+        self.step_began = None
+        return early + self.scheduler.update(scheduled, output)
 
     def _execute(self, scheduled: ScheduledStep) -> StepOutput | None:
         plan = scheduled.plan

@@ -7,13 +7,14 @@ message               effect
 `AddRequest`          to the scheduler; a request id of the client's own that is still in use: dropped
 `AbortRequests`       the requests end without an output
 `Call`                between two steps; `CallReply`
-`Ping`                `Pong`
+`Ping`                `Pong`, also during a step (every `WAIT_SLICE`): busy is not hung
 client is gone        its requests are aborted (seen when something is sent to it, or at the next Hello)
 `Stop` (parent)       the loop ends; `abort` tells every client
 a worker's death      `ChildFailedError` out of `run`
 ====================  =================================================================================
 
-A client's messages are obeyed in order. All news that a step has for one client travel in one message.
+A client's messages are obeyed in order and between two steps, but for `Ping`. All news that a step has for one client
+travel in one message.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from launcher.clock import Deadline
+from launcher.clock import Deadline, now
 from launcher.engine.core import EngineCore
 from launcher.engine.front import Client, Front
 from launcher.engine.messages import (
@@ -37,6 +38,7 @@ from launcher.engine.messages import (
     Ping,
     Pong,
     RequestOutput,
+    ToCore,
 )
 from launcher.errors import ChildFailedError, ClosedError, PeerDiedError
 from launcher.process.reports import Drain, Stop, TreeState
@@ -45,6 +47,8 @@ IDLE_WAIT = 60.0
 """Seconds of an idle wait; everything that matters ends it at once."""
 UNSENT_WAIT = 0.02
 """The same while a client has not taken all that is there for it."""
+MAX_BACKLOG = 20_000
+"""Messages read during one step; beyond it nothing more is read before the step is over, pings included."""
 RPC_TIMEOUT = 60.0
 """Seconds for a `collective_rpc` whose caller names no time."""
 
@@ -72,6 +76,8 @@ class CoreLoop:
         self._parent = parent
         self._owners: dict[str, Client] = {}
         """Key of each unfinished request → who asked for it."""
+        self._backlog: list[tuple[Client, ToCore]] = []
+        """What came during the step under way."""
         self._stop: Deadline | None = None
         self._handlers: dict[type, Callable[[Client, Any], None]] = {
             Hello: self._hello,
@@ -120,6 +126,17 @@ class CoreLoop:
         self._core.executor.raise_if_dead()
         if self._told_to_stop():
             raise _StopDuringStepError("told to stop during a step")
+        self._answer_pings()
+
+    def _answer_pings(self) -> None:
+        if len(self._backlog) >= MAX_BACKLOG or not self._front.has_input:
+            return
+        for client, message in self._front.receive():
+            if isinstance(message, Ping):
+                self._ping(client, message)
+            else:
+                self._backlog.append((client, message))
+        self._flush()
 
     def _idle(self) -> None:
         """Sleep until a message, a word of the parent or a death."""
@@ -169,8 +186,10 @@ class CoreLoop:
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def _take_in(self) -> None:
-        for client, message in self._front.receive():
-            self._handlers[type(message)](client, message)
+        backlog, self._backlog = self._backlog, []
+        for client, message in backlog + self._front.receive():
+            if not client.is_gone:
+                self._handlers[type(message)](client, message)
 
     def _hello(self, client: Client, message: Hello) -> None:
         for other in self._front.clients:
@@ -203,7 +222,9 @@ class CoreLoop:
             client.keys.discard(key)
 
     def _ping(self, client: Client, message: Ping) -> None:
-        self._front.reply(client, Pong(message.sequence, self._info.generation, self._core.stats()))
+        began = self._core.step_began
+        age = 0.0 if began is None else now() - began
+        self._front.reply(client, Pong(message.sequence, self._info.generation, self._core.stats(), age))
 
     def _call(self, client: Client, message: Call) -> None:
         self._front.reply(client, self._answer(message))

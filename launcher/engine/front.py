@@ -37,12 +37,14 @@ AT_ONCE = 1024
 class Client:
     """One life of one API server."""
 
-    __slots__ = ("identity", "keys", "name", "number", "outbox", "replies")
+    __slots__ = ("identity", "is_gone", "keys", "name", "number", "outbox", "replies")
 
     def __init__(self, identity: bytes, number: int) -> None:
         self.identity = identity
         self.number = number
         """Makes its requests' keys unique in the core."""
+        self.is_gone = False
+        """Forgotten: what it had still said is void."""
         self.name = ""
         """From `Hello`: the same in all its lives."""
         self.keys: set[str] = set()
@@ -155,6 +157,7 @@ class Front:
     def forget(self, client: Client) -> None:
         """It is gone: nothing will be sent to it any more."""
         self._clients.pop(client.identity, None)
+        client.is_gone = True
 
     def reply(self, client: Client, message: FromCore) -> None:
         """Send an answer with the next `flush`."""

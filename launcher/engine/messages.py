@@ -44,7 +44,10 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Accept a request. For a replay `output_token_ids` holds what the client has already got."""
+    """Accept a request. For a replay `output_token_ids` holds what the client has already got.
+
+    `request_id` names this sending of it: a replay has another one.
+    """
 
     request_id: str
     prompt_token_ids: bytes
@@ -122,9 +125,13 @@ class CallReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
+    """Also sent during a step: a core that answers is alive, whether its workers get anywhere `step_age` tells."""
+
     sequence: int
     generation: int
     stats: SchedulerStats = SchedulerStats()
+    step_age: float = 0.0
+    """Seconds since the step under way began; 0: none is."""
 
 
 ToCore = Hello | AddRequest | AbortRequests | Call | Ping

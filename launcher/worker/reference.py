@@ -14,6 +14,8 @@ Settings (``--worker-config key=value``) are the fields of `ReferenceConfig`; fa
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 import zlib
 from array import array
@@ -57,6 +59,8 @@ class ReferenceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_model_len: int = 4096
     bytes_per_token: int = 1024
     """KV bytes: what makes a number of blocks of an amount of memory. None of it is really taken."""
+    poison_token: int = -1
+    """A prompt with this token in it kills the worker (SIGKILL) in its first step. -1: none does."""
     fault_dir: str = ""
     """A directory for the marks of ``,once`` faults."""
 
@@ -150,7 +154,10 @@ class ReferenceWorker(Worker):
         for freed in unpack(plan.freed):
             self._records.pop(freed, None)
         for request in plan.new:
-            self._records[request.slot] = _Record(self.table.slots[request.slot])
+            slot = self.table.slots[request.slot]
+            self._records[request.slot] = _Record(slot)
+            if self.config.poison_token in slot.token_ids[: slot.prompt_len]:
+                os.kill(os.getpid(), signal.SIGKILL)
         self._step = plan.step
         for row in rows:
             self._compute(row)

@@ -44,7 +44,8 @@ class FakeEngine:
     """Generates what `script` says, `burst` tokens an output, each after `gate` (when set) was opened."""
 
     def __init__(self, info: EngineInfo | None = INFO) -> None:
-        self.info = info
+        self.info = self.last_info = info
+        self.replayed = 0
         self.alive = True
         self.stats = SchedulerStats(running=1, waiting=2, free_blocks=3, total_blocks=4, preemptions=5, steps=6)
         self.last_progress = now()

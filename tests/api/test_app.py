@@ -74,10 +74,12 @@ def test_not_ready_although_the_tree_was(state, engine, change, phase) -> None:
 
 
 def test_health_follows_progress(state, engine) -> None:
-    engine.last_progress = now() - 6
+    engine.last_progress = now() - 10
+    assert ask(state, "/health").status_code == 200, "a long step that answers is busy, not hung"
+    engine.last_progress = now() - 31
     response = ask(state, "/health")
     assert response.status_code == 503
-    assert "no progress" in response.json()["reason"]
+    assert "in one step for 31." in response.json()["reason"]
     engine.last_progress = now()
     engine.alive = False
     assert "does not answer" in ask(state, "/health").json()["reason"]
@@ -86,8 +88,70 @@ def test_health_follows_progress(state, engine) -> None:
 def test_one_hung_engine_of_two_is_unhealthy() -> None:
     good, bad = FakeEngine(), FakeEngine()
     state = make_state(good, bad)
-    bad.last_progress -= 10
+    bad.last_progress -= 31
     assert "engine 1" in ask(state, "/health").json()["reason"]
+    state.close()
+
+
+def recovering(**settings):
+    engine = FakeEngine()
+    state = make_state(engine, restart=True, **settings)
+    engine.info, engine.alive = None, False
+    state.gate.feed_tree("recovering", "EngineCore_DP0: attempt 1 of 5")
+    return state, engine
+
+
+def test_while_an_engine_comes_back_requests_are_taken_and_probes_say_no() -> None:
+    state, _ = recovering()
+    assert ask(state, "/livez").status_code == 200
+    assert ask(state, "/startupz").status_code == 200
+    assert "attempt 1" in ask(state, "/readyz").json()["phase"]
+    assert "attempt 1" in ask(state, "/health").json()["reason"]
+    assert ask(state, "/v1/completions", json=COMPLETION).status_code == 200
+    assert ask(state, "/v1/chat/completions", json=CHAT).status_code == 200
+    state.gate.feed_tree("ready")  # the supervisor's word may come before the engine's
+    assert ask(state, "/health").status_code == 503
+    assert ask(state, "/readyz").status_code == 503
+    assert ask(state, "/v1/completions", json=COMPLETION).status_code == 200
+    state.gate.feed_tree("failed", "the restarts are used up")
+    assert "used up" in error_of(ask(state, "/v1/completions", json=COMPLETION), 503)["message"]
+    state.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s, e: setattr(e, "last_info", None),  # it was never up: nothing is known of its limits
+        lambda s, e: setattr(s, "tokenizer", None),
+        lambda s, e: s.gate.feed("drain", "draining"),
+        lambda s, e: s.gate.feed_tree("starting", "again"),
+    ],
+)
+def test_what_does_not_wait_for_an_engine(change) -> None:
+    state, engine = recovering()
+    change(state, engine)
+    response = ask(state, "/v1/completions", json=COMPLETION)
+    error_of(response, 503)
+    assert response.headers["retry-after"] == "1"
+    state.close()
+
+
+def test_only_so_many_wait_for_an_engine() -> None:
+    state, engine = recovering(max_waiting=2)
+    engine.gap = 0.05
+    asker = Asker(state)
+
+    async def main():
+        body = {**COMPLETION, "max_tokens": 2}
+        first = [asyncio.create_task(asker.ask("POST", "/v1/completions", json=body)) for _ in range(2)]
+        while len(engine.params) < 2:
+            await asyncio.sleep(0)
+        refused = await asker.ask("POST", "/v1/completions", json=body)
+        assert error_of(refused, 503)["code"] == "overloaded"
+        assert refused.headers["retry-after"] == "1"
+        assert [(await task).status_code for task in first] == [200, 200]
+
+    asyncio.run(main())
     state.close()
 
 

@@ -322,20 +322,20 @@ async def _progress(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "PING_EVERY", 0.01)
     async with router_and_client(address) as (router, client):
 
-        async def answer(stats: SchedulerStats) -> float:
+        async def answer(step_age: float) -> float:
             ping = await router.read()
             assert isinstance(ping, Ping)
             before = client.stats
-            await router.say(Pong(ping.sequence, 1, stats))
+            await router.say(Pong(ping.sequence, 1, SchedulerStats(running=1), step_age))
             await until(lambda: client.stats is not before, "the pong is read")
             return client.last_progress
 
-        idle = await answer(SchedulerStats())
-        assert await answer(SchedulerStats()) > idle, "an idle core that answers is well"
-        moving = await answer(SchedulerStats(running=1, steps=5))
-        assert await answer(SchedulerStats(running=1, steps=6)) > moving
+        idle = await answer(0.0)
+        assert await answer(0.0) > idle, "no step under way: all is well"
+        moving = await answer(0.5)
+        assert now() - 5 < moving <= now() - 0.005, "progress is as old as the step, or the last one that was seen"
         stuck = client.last_progress
-        assert await answer(SchedulerStats(running=1, steps=6)) == stuck, "busy and not a step further"
+        assert await answer(100.0) == stuck, "it answers, but its step does not end"
         assert client.alive
         monkeypatch.setattr(client_module, "ALIVE_WITHIN", 0.0)
         assert not client.alive
