@@ -47,6 +47,7 @@ def api_server(config: LaunchConfig, place: Place, files: Files, made: Resolved,
         engine_addresses=(front.engine_address(place.run_dir, 0),),
         model=str(files.model) if files.model is not None else None,
         served_model_name=made.served_name.value,
+        restart=config.restart != "never" and config.max_restarts > 0,
         api_keys=files.api_keys,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
@@ -62,6 +63,25 @@ def api_server(config: LaunchConfig, place: Place, files: Files, made: Resolved,
         instance=place.name,
         launch_id=place.launch_id,
     )
+
+
+def of_generation(spec: ProcessSpec, generation: int) -> ProcessSpec:
+    """`spec` for its n-th life: engine cores and workers know it, and each life's ranks meet in a file of its own."""
+    if spec.role not in ("engine_core", "worker"):
+        return spec
+    settings = settings_of(spec)
+    if isinstance(settings, EngineSettings):
+        worker = _worker_of_generation(settings.worker, generation)
+        settings = msgspec.structs.replace(settings, generation=generation, worker=worker)
+    elif isinstance(settings, WorkerSettings):
+        settings = _worker_of_generation(settings, generation)
+    children = tuple(of_generation(child, generation) for child in spec.children)
+    return msgspec.structs.replace(spec, payload=encode(settings), children=children)
+
+
+def _worker_of_generation(settings: WorkerSettings, generation: int) -> WorkerSettings:
+    rendezvous = front.rendezvous_of_generation(settings.rendezvous, generation)
+    return msgspec.structs.replace(settings, generation=generation, rendezvous=rendezvous)
 
 
 def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved, env: dict[str, str]) -> ProcessSpec:

@@ -28,7 +28,7 @@ def expected(prompt: str, count: int) -> str:
 
 
 def start(launch: Start, method: str, fault: str, *arguments: str) -> Launch:
-    return launch("--tp", "4", "--start-method", method, *arguments, fault=fault)
+    return launch("--tp", "4", "--start-method", method, "--restart", "never", *arguments, fault=fault)
 
 
 def fails(launched: Launch, code: int = 1) -> str:

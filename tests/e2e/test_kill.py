@@ -28,7 +28,7 @@ Start = Callable[..., Launch]
     ],
 )
 def test_kill_while_serving(launch: Start, method: str, title: str, words: str) -> None:
-    launched = launch("--tp", "4", "--start-method", method)
+    launched = launch("--tp", "4", "--start-method", method, "--restart", "never")
     launched.wait_ready()
     begin = time.monotonic()
     os.kill(launched.pid_of(title), signal.SIGKILL)

@@ -13,6 +13,8 @@ from launcher.process.causes import describe_exit, first_cause
 from launcher.process.lifecycle import TABLE, Action, Event, State, next_cell
 from launcher.process.oom import oom_kills
 from launcher.process.reports import ChildGone, ChildStarted, FailureReport, ReadyReport, Step, StepReport
+from launcher.process.restart import TABLE as TABLE_OF_RESTARTS
+from launcher.process.restart import Budget, Kind, Policy, RestartSettings
 from launcher.process.spec import ProcessSpec
 from launcher.process.stop import StopSequence
 from launcher.process.tree import Tree
@@ -32,20 +34,30 @@ def test_the_table_is_total() -> None:
         (S.STARTING, E.ALL_READY, S.READY, A.ANNOUNCE),
         (S.STARTING, E.STOP_ASKED, S.STOPPING, A.INTERRUPT),
         (S.STARTING, E.FAILED, S.STOPPING, A.FAIL),
+        (S.STARTING, E.UNIT_FAILED, S.STARTING, A.RECOVER),
         (S.STARTING, E.DRAINED, S.STARTING, A.NOTHING),
         (S.STARTING, E.ALL_GONE, S.GONE, A.LEAVE),
         (S.READY, E.ALL_READY, S.READY, A.NOTHING),
         (S.READY, E.STOP_ASKED, S.DRAINING, A.DRAIN),
         (S.READY, E.FAILED, S.STOPPING, A.FAIL),
+        (S.READY, E.UNIT_FAILED, S.RECOVERING, A.RECOVER),
         (S.READY, E.DRAINED, S.READY, A.NOTHING),
         (S.READY, E.ALL_GONE, S.GONE, A.LEAVE),
+        (S.RECOVERING, E.ALL_READY, S.READY, A.RESUME),
+        (S.RECOVERING, E.STOP_ASKED, S.DRAINING, A.CUT),
+        (S.RECOVERING, E.UNIT_FAILED, S.RECOVERING, A.RECOVER),
+        (S.RECOVERING, E.FAILED, S.STOPPING, A.FAIL),
+        (S.RECOVERING, E.DRAINED, S.RECOVERING, A.NOTHING),
+        (S.RECOVERING, E.ALL_GONE, S.GONE, A.LEAVE),
         (S.DRAINING, E.ALL_READY, S.DRAINING, A.NOTHING),
         (S.DRAINING, E.STOP_ASKED, S.STOPPING, A.FORCE),
+        (S.DRAINING, E.UNIT_FAILED, S.STOPPING, A.FAIL),
         (S.DRAINING, E.FAILED, S.STOPPING, A.FAIL),
         (S.DRAINING, E.DRAINED, S.STOPPING, A.STOP),
         (S.DRAINING, E.ALL_GONE, S.GONE, A.LEAVE),
         (S.STOPPING, E.ALL_READY, S.STOPPING, A.NOTHING),
         (S.STOPPING, E.STOP_ASKED, S.STOPPING, A.FORCE),
+        (S.STOPPING, E.UNIT_FAILED, S.STOPPING, A.NOTHING),
         (S.STOPPING, E.FAILED, S.STOPPING, A.NOTHING),
         (S.STOPPING, E.DRAINED, S.STOPPING, A.NOTHING),
         (S.STOPPING, E.ALL_GONE, S.GONE, A.LEAVE),
@@ -93,6 +105,43 @@ def test_first_cause(failures: list[Failure], cause: str, others: list[str]) -> 
     first, rest = first_cause(failures)
     assert first.title == cause
     assert [f.title for f in rest] == others
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "restart"),
+    [
+        *(("never", kind, False) for kind in Kind),
+        ("on-failure", Kind.PERMANENT, False),
+        ("on-failure", Kind.FIRST_START, False),
+        ("on-failure", Kind.SERVICE, True),
+        ("always", Kind.PERMANENT, False),
+        ("always", Kind.FIRST_START, True),
+        ("always", Kind.SERVICE, True),
+    ],
+)
+def test_restart_cell(policy: Policy, kind: Kind, restart: bool) -> None:
+    assert set(TABLE_OF_RESTARTS) == {"never", "on-failure", "always"}
+    assert all(set(row) == set(Kind) for row in TABLE_OF_RESTARTS.values())
+    assert Budget(RestartSettings(policy=policy)).failed(0.0, kind).restart is restart
+    assert not Budget(RestartSettings(policy=policy, max_restarts=0)).failed(0.0, kind).restart
+
+
+def test_back_off_and_its_reset() -> None:
+    budget = Budget(RestartSettings(policy="always", max_restarts=100))
+    assert [budget.failed(0.0, Kind.SERVICE).delay for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    budget.ready(100.0)
+    assert budget.failed(159.0, Kind.SERVICE).delay == 30, "59 s of service are not enough"
+    budget.ready(200.0)
+    assert budget.failed(260.0, Kind.SERVICE).delay == 0
+
+
+def test_a_spent_budget_and_a_window_that_moves() -> None:
+    budget = Budget(RestartSettings(policy="on-failure", max_restarts=3, window=100))
+    assert [budget.failed(t, Kind.SERVICE).number for t in (0.0, 10.0, 20.0)] == [1, 2, 3]
+    spent = budget.failed(99.0, Kind.SERVICE)
+    assert (spent.restart, spent.spent, spent.number) == (False, True, 3)
+    again = budget.failed(100.0, Kind.SERVICE)
+    assert (again.restart, again.number) == (True, 3)
 
 
 def test_describe_exit() -> None:
