@@ -14,8 +14,8 @@ from launcher.host.files import ROOT, read_text
 from launcher.host.gpus import Gpu, read_gpus, torch_cuda
 from launcher.host.limits import cpu_quota, has_memfd, has_pidfd, memory_headroom_of, processes_free
 from launcher.host.numa import NumaNode, memory_nodes_allowed, numa_nodes
-from launcher.host.process_state import is_wsl
-from launcher.host.visible import read_visible
+from launcher.host.process_state import unsafe_to_fork
+from launcher.host.visible import Dialect, accelerator_here, read_visible, set_dialects
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,12 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes whose memory may be used; None: all."""
     numa_denied: tuple[str, ...] = ()
     """What of ``cpus`` and ``memory`` this process may not bind (seccomp); see `launcher.process.numa`."""
-    wsl: bool = False
+    accelerator: Dialect | None = None
+    """What is here, by its variable; None: no driver is loaded."""
+    hiding: tuple[tuple[str, str], ...] = ()
+    """Variables that hide devices, of any accelerator, with their values."""
+    unsafe_to_fork: tuple[str, ...] = ()
+    """Why a fork of the process that reads this is not safe."""
     torch_cuda: str | None = None
     """The CUDA version that the installed torch was built for; None: a CPU build, or no torch."""
     omp_num_threads: int | None = None
@@ -83,7 +88,9 @@ def read_host(root: Path = ROOT) -> HostFacts:
         gpu_devices=devices,
         numa_nodes=nodes,
         numa_memory=memory_nodes_allowed(root),
-        wsl=is_wsl(root),
+        accelerator=accelerator_here(root),
+        hiding=tuple((d.variable, value) for d, value in set_dialects(envs.child_environment())),
+        unsafe_to_fork=tuple(unsafe_to_fork(root)),
         torch_cuda=torch_cuda(),
         omp_num_threads=envs.omp_num_threads(),
         processes_free=processes_free(root),

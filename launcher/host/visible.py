@@ -7,6 +7,7 @@ everybody who takes it for numbers. Here each mistake has words of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -19,15 +20,17 @@ class Dialect(NamedTuple):
     """Of identifiers that are taken besides numbers; they may be shortened as long as they name one device."""
     sub_devices: bool = False
     """``0.1``: a part of device 0."""
+    marker: str = ""
+    """A path that is there when the accelerator's driver is."""
 
 
-CUDA = Dialect("CUDA_VISIBLE_DEVICES", "NVIDIA GPUs", ("GPU-", "MIG-"))
+CUDA = Dialect("CUDA_VISIBLE_DEVICES", "NVIDIA GPUs", ("GPU-", "MIG-"), marker="dev/nvidiactl")
 DIALECTS = (
     CUDA,
-    Dialect("HIP_VISIBLE_DEVICES", "AMD GPUs"),
-    Dialect("ROCR_VISIBLE_DEVICES", "AMD GPUs", ("GPU-",)),
-    Dialect("ZE_AFFINITY_MASK", "Intel GPUs", sub_devices=True),
-    Dialect("ASCEND_RT_VISIBLE_DEVICES", "Ascend NPUs"),
+    Dialect("HIP_VISIBLE_DEVICES", "AMD GPUs", marker="dev/kfd"),
+    Dialect("ROCR_VISIBLE_DEVICES", "AMD GPUs", ("GPU-",), marker="dev/kfd"),
+    Dialect("ZE_AFFINITY_MASK", "Intel GPUs", sub_devices=True, marker="sys/module/xe"),
+    Dialect("ASCEND_RT_VISIBLE_DEVICES", "Ascend NPUs", marker="dev/davinci_manager"),
 )
 
 
@@ -102,6 +105,11 @@ def _counted(present: int, dialect: Dialect) -> str:
 def set_dialects(environment: Mapping[str, str]) -> list[tuple[Dialect, str]]:
     """Which of the variables are set, in the order of the table."""
     return [(d, environment[d.variable]) for d in DIALECTS if d.variable in environment]
+
+
+def accelerator_here(root: Path) -> Dialect | None:
+    """The first of the table whose driver is loaded."""
+    return next((d for d in DIALECTS if (root / d.marker).exists()), None)
 
 
 def is_mig(entry: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from launcher.config import BLOCK_SIZE
@@ -17,8 +18,10 @@ class Threads(NamedTuple):
     """One line: where the number came from."""
 
 
-def thread_budget(facts: HostFacts, local_workers: int) -> Threads:
-    """OMP threads of each worker: the CPUs we may use, shared over all local workers; at least one.
+def thread_budget(facts: HostFacts, local_workers: int, bound: Sequence[Sequence[int]] = ()) -> Threads:
+    """OMP threads of each worker: the CPUs we may use, shared over all local workers; at least one. `bound`: the CPUs
+    that each worker will be bound to (empty: to none); the tightest place decides for all, since ranks wait for
+    each other.
 
     More threads than CPUs is the classic way to make a start 15 times slower, so quota counts like the mask: it is
     rounded down, since a thread that waits for the next period holds up all others at the barrier.
@@ -29,7 +32,11 @@ def thread_budget(facts: HostFacts, local_workers: int) -> Threads:
     if facts.cpu_quota is not None and facts.cpu_quota < cpus:
         cpus, source = max(1, math.floor(facts.cpu_quota)), f"CPU quota of {facts.cpu_quota:g}"
     number = max(1, cpus // local_workers)
-    return Threads(number, f"{source} over {local_workers} local worker{'s'[: local_workers > 1]}")
+    origin = f"{source} over {local_workers} local worker{'s'[: local_workers > 1]}"
+    shares = [len(own) // sum(other == own for other in bound) for own in bound if own]
+    if shares and max(1, min(shares)) < number:
+        return Threads(max(1, min(shares)), f"{origin}, and no more than the CPUs that each is bound to")
+    return Threads(number, origin)
 
 
 class Memory(NamedTuple):

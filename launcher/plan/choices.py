@@ -7,6 +7,7 @@ import importlib.util
 import math
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -86,6 +87,9 @@ def choose_device(config: LaunchConfig, facts: HostFacts, worker: str) -> Choice
     lack = _no_cuda(facts)
     if lack and config.device == "cuda":
         raise UsageError(f"--device cuda: {lack}; or use --device cpu")
+    if facts.gpus_present and not facts.gpus and config.device == "auto" and facts.torch_cuda is not None:
+        # Somebody has set it, by mistake or not: a model of many GPUs shall not come up on the CPU without a word.
+        raise UsageError(f"{lack}; or say --device cpu")
     if lack:
         return Choice("cpu", lack)
     if config.tp > facts.gpus:
@@ -112,13 +116,23 @@ def choose_dtype(config: LaunchConfig, device: str, model: Checkpoint | None) ->
     return Choice(known[model.dtype], "the checkpoint's")
 
 
-def choose_start(config: LaunchConfig, facts: HostFacts) -> Choice[ChildMethod]:
-    """How engine cores and their workers come to be."""
+def choose_start(config: LaunchConfig, facts: HostFacts, at_exec: Sequence[str] = ()) -> Choice[ChildMethod]:
+    """How engine cores and their workers come to be.
+
+    `at_exec`: variables for the workers that only an exec can give them (LD_PRELOAD, the allocators'). The helper is
+    executed, so forkserver has them; a fork of this process has not.
+    """
     if not (facts.pidfd and facts.memfd):
         missing = "pidfd_open (Linux 5.3)" if not facts.pidfd else "memfd_create (Linux 3.17)"
         raise HostError(f"this kernel, or the sandbox around it, lacks {missing}, which xserve is built on")
     if config.start_method == "spawn":
         return Choice("spawn", "--start-method")
+    unsafe = list(facts.unsafe_to_fork)
+    if config.start_method == "fork" and (at_exec or unsafe):
+        reasons = [*unsafe, *(f"{name} takes effect at an exec only" for name in at_exec)]
+        raise UsageError(f"--start-method fork is not safe here: {'; '.join(reasons)}: use forkserver or spawn")
+    if config.start_method == "auto" and unsafe:
+        return Choice("spawn", f"forced: {'; '.join(unsafe)}")
     if config.start_method == "fork":
         return Choice("fork", "--start-method; workers are forked from their engine core before it has a thread")
     asked = "--start-method" if config.start_method == "forkserver" else "default"

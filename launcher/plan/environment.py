@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from launcher.process.spec import LAUNCH_ID_VARIABLE, ChildMethod
 
 _QUIET = {
@@ -24,8 +26,15 @@ def base(launch_id: str, *, model_is_local: bool) -> dict[str, str]:
     return env
 
 
-def engine(common: dict[str, str], *, threads: int, method: ChildMethod, one_machine: bool) -> dict[str, str]:
-    """For engine cores, their workers, and the helper that they are forked from."""
+def engine(
+    common: dict[str, str],
+    *,
+    threads: int,
+    method: ChildMethod,
+    one_machine: bool,
+    given: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """For engine cores, their workers, and the helper that they are forked from. `given`: by --env, which wins."""
     count = str(threads)
     env = {**common, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
     # OpenBLAS starts its pool when numpy is imported; a helper with a pool is not safe to fork from. Its size is
@@ -34,7 +43,7 @@ def engine(common: dict[str, str], *, threads: int, method: ChildMethod, one_mac
     if one_machine:
         # gloo opens listeners even when the ranks meet in a file; beyond loopback only HTTP may be heard.
         env["GLOO_SOCKET_IFNAME"] = "lo"
-    return env
+    return {**env, **(given or {})}
 
 
 def front(common: dict[str, str]) -> dict[str, str]:

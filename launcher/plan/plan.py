@@ -12,9 +12,11 @@ import msgspec
 
 from launcher.config import TRANSFORMERS_WORKER, LaunchConfig
 from launcher.host import HostFacts
+from launcher.host.process_state import needs_exec
 from launcher.plan import budget, checkpoint, choices, environment, front, names, processes, support
 from launcher.plan.model_source import resolve_model
 from launcher.plan.resolved import Decision, Files, Place, Resolved
+from launcher.process import numa
 from launcher.process.spec import ChildMethod, ProcessSpec
 
 _ENGINE_PRELOAD = ("launcher.engine.core_process", "launcher.worker.main")
@@ -81,11 +83,14 @@ def make_plan(
     """
     choices.check_numbers(config)
     # First all that needs no reading: nobody shall wait for a download to hear of a mistyped flag.
-    worker = Resolved(config, facts, Files()).worker.value
+    if config.numa_bind or config.numa_bind_nodes or config.numa_bind_cpus:
+        facts = msgspec.structs.replace(facts, numa_denied=numa.denied())
+    at_exec = tuple(needs_exec(config.env))
+    worker = Resolved(config, facts, Files(at_exec=at_exec)).worker.value
     if api:
         front.choose_binding(config)
         front.check_tls(config)
-    files = Files(api_keys=front.read_api_keys(config) if api else ())
+    files = Files(api_keys=front.read_api_keys(config) if api else (), at_exec=at_exec)
     if config.model is not None:
         files = files._replace(model=resolve_model(config.model))
     if files.model is not None and worker == TRANSFORMERS_WORKER:
@@ -102,7 +107,9 @@ def decide(config: LaunchConfig, facts: HostFacts, place: Place, files: Files, *
     made = Resolved(config, facts, files)
     _check_model(config, facts, files, made)
     common = environment.base(place.launch_id, model_is_local=files.model is not None)
-    engine_env = environment.engine(common, threads=made.threads.number, method=made.start.value, one_machine=True)
+    engine_env = environment.engine(
+        common, threads=made.threads.number, method=made.start.value, one_machine=True, given=config.env
+    )
     http = front.choose_binding(config) if api else None
     specs = [processes.engine_core(config, place, files, made, engine_env)]
     if api:

@@ -11,6 +11,7 @@ import msgspec
 from launcher.config import ApiSettings, EngineSettings, LaunchConfig, RankSettings, WorkerSettings, encode
 from launcher.errors import InternalError
 from launcher.plan import front, names
+from launcher.plan.placement import Placement
 from launcher.plan.resolved import Files, Place, Resolved
 from launcher.process.spec import ChildMethod, ProcessSpec, Role
 
@@ -88,6 +89,8 @@ def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved
     """Engine core 0 with its workers; `env` is for both, since the ``uni`` executor's worker lives in the core."""
     title, comm = names.engine_core(0)
     workers = [_worker_settings(config, place, files, made, rank) for rank in range(made.layout.world_size)]
+    alone = made.backend.value == "uni"
+    bound = made.placements.workers[0] if alone else Placement()
     settings = EngineSettings(
         backend=made.backend.value,
         worker=workers[0],
@@ -102,13 +105,15 @@ def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved
         seed=config.seed,
         generation=place.generation,
     )
-    children = () if made.backend.value == "uni" else tuple(_worker(place, made, env, each) for each in workers)
+    children = () if alone else tuple(_worker(place, made, env, each) for each in workers)
     return ProcessSpec(
         title=title,
         comm=comm,
         role="engine_core",
         target=CORE_TARGET,
-        env=env,
+        env=env | (made.devices[0].env if alone else {}),
+        cpus=bound.cpus,
+        memory_nodes=bound.memory_nodes,
         payload=encode(settings),
         children=children,
         child_method=_WORKERS_START[made.start.value],
@@ -120,6 +125,7 @@ def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved
 def _worker(place: Place, made: Resolved, env: dict[str, str], settings: WorkerSettings) -> ProcessSpec:
     rank = settings.ranks.rank
     title, comm = names.worker(rank, made.layout.coordinates(rank))
+    bound = made.placements.workers[rank]
     return ProcessSpec(
         title=title,
         early_title=names.EARLY_WORKER,
@@ -127,7 +133,9 @@ def _worker(place: Place, made: Resolved, env: dict[str, str], settings: WorkerS
         role="worker",
         target=WORKER_TARGET,
         rank=rank,
-        env=env,
+        env=env | made.devices[rank].env,
+        cpus=bound.cpus,
+        memory_nodes=bound.memory_nodes,
         payload=encode(settings),
         instance=place.name,
         launch_id=place.launch_id,
@@ -155,7 +163,7 @@ def _worker_settings(config: LaunchConfig, place: Place, files: Files, made: Res
         rendezvous=front.rendezvous(place.run_dir, place.launch_id, at.dp, place.generation),
         model=str(files.model) if files.model is not None else None,
         device=made.device.value,
-        device_index=rank if made.device.value == "cuda" else 0,
+        device_index=made.devices[rank].number,
         dtype=made.dtype.value,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,

@@ -10,9 +10,12 @@ import msgspec
 from launcher.config import REFERENCE_WORKER, LaunchConfig
 from launcher.host import HostFacts
 from launcher.parallel.ranks import Layout
-from launcher.plan import budget, choices
+from launcher.plan import budget, choices, devices, placement
 from launcher.plan.checkpoint import Checkpoint
 from launcher.plan.support import is_proven
+
+_FEW_FILES = 4096
+"""Below it a busy server runs out of descriptors: each stream is one."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -39,6 +42,8 @@ class Files(NamedTuple):
     checkpoint: Checkpoint | None = None
     """Only for the transformers worker: what others do with a model is theirs to know."""
     api_keys: tuple[str, ...] = ()
+    at_exec: tuple[str, ...] = ()
+    """Variables for the workers that only an exec can give them."""
     causal_lm_types: frozenset[str] = frozenset()
     """What transformers calls causal language models; empty: it cannot be told."""
 
@@ -53,9 +58,11 @@ class Resolved:
         self.backend = choices.choose_backend(config)
         self.device = choices.choose_device(config, facts, self.worker.value)
         self.dtype = choices.choose_dtype(config, self.device.value, files.checkpoint)
-        self.start = choices.choose_start(config, facts)
-        self.threads = budget.thread_budget(facts, config.tp)
+        self.start = choices.choose_start(config, facts, files.at_exec)
         self.layout = Layout(tp=config.tp)
+        self.devices = devices.place_devices(config, facts, self.device.value, self.layout.world_size)
+        self.placements = placement.place_workers(config, facts, [device.gpu for device in self.devices])
+        self.threads = budget.thread_budget(facts, config.tp, [p.cpus for p in self.placements.workers])
         self.model_type = files.checkpoint.model_type if files.checkpoint is not None else None
         self.served_name = choices.served_name(config, self.worker.value, files.model)
 
@@ -86,6 +93,14 @@ class Resolved:
                 f"model type {self.model_type} was never tried: the workers compare it with transformers first"
             )
         lines.append(f"start method {self.start.value}: {self.start.reason}")
+        lines += self.placements.notes
+        if self.facts.nofile_soft < self.facts.nofile_hard:
+            lines.append(f"open files: limit raised from {self.facts.nofile_soft} to {self.facts.nofile_hard}")
+        elif self.facts.nofile_hard < _FEW_FILES:
+            lines.append(
+                f"open files: the hard limit is {self.facts.nofile_hard}, about {self.facts.nofile_hard // 2}"
+                " connections at a time; raise it with ulimit -Hn or LimitNOFILE="
+            )
         lines.append(f"OMP threads {self.threads.number} per worker: {self.threads.origin}")
         if not reference:
             lines.append("KV cache {}: {}".format(*self._kv_memory()))

@@ -131,7 +131,8 @@ HIDDEN = gpu_machine(gpus=0, gpus_present=8, gpu_note="CUDA_VISIBLE_DEVICES='' h
         ("cuda", 9, gpu_machine(), REFERENCE_WORKER, "cpu"),
         ("cuda", 8, gpu_machine(), TRANSFORMERS_WORKER, "cuda"),
         ("cpu", 9, gpu_machine(), TRANSFORMERS_WORKER, "cpu"),
-        ("auto", 1, HIDDEN, TRANSFORMERS_WORKER, "cpu"),
+        ("cpu", 1, HIDDEN, TRANSFORMERS_WORKER, "cpu"),
+        ("auto", 1, HIDDEN, REFERENCE_WORKER, "cpu"),
         ("auto", 1, gpu_machine(torch_cuda=None), TRANSFORMERS_WORKER, "cpu"),
     ],
 )
@@ -144,6 +145,8 @@ def test_device(device: Any, tp: int, facts: HostFacts, worker: str, expected: s
     [
         ("cuda", 1, machine(), ["no NVIDIA GPU", "--device cpu"]),
         ("cuda", 1, HIDDEN, ["hides all 8 GPUs", "--device cpu"]),
+        # Set by mistake or not: a model of many GPUs shall not come up on the CPU without a word.
+        ("auto", 1, HIDDEN, ["hides all 8 GPUs", "--device cpu"]),
         ("cuda", 1, gpu_machine(torch_cuda=None), ["built without CUDA"]),
         ("cuda", 9, gpu_machine(), ["world size 9", "8 visible GPUs", "--nnodes", "--backend ray", "--device cpu"]),
         ("auto", 9, gpu_machine(), ["world size 9", "--nnodes", "--backend ray", "--device cpu"]),
