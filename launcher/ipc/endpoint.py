@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from launcher.errors import InternalError
 from launcher.ipc import segment
 from launcher.ipc.fences import Fences
-from launcher.ipc.handle import RingHandle
+from launcher.ipc.handle import DESCRIPTORS, RingHandle
 from launcher.ipc.layout import CAPACITY_WORD, CLOSED_WORD, DATA_AT, MAGIC, MAGIC_WORD, READERS_WORD
 from launcher.ipc.waiting import Parking, Spin
 
@@ -32,7 +32,7 @@ class Endpoint:
         fds = list(fds) if own_fds else [os.dup(fd) for fd in fds]
         self._owned = list(fds)
         try:
-            if handle.role != role or len(fds) != handle.descriptors:
+            if handle.role != role or len(fds) != DESCRIPTORS:
                 raise InternalError(
                     f"queue {handle.name!r}: a {role} cannot attach with a {handle.role}'s handle "
                     f"and {len(fds)} descriptors"
@@ -46,8 +46,7 @@ class Endpoint:
         self._bytes = memoryview(self._map)
         self._words = self._bytes.cast("Q")
         self._arena_fd = fds[1]
-        self._writer_event = fds[2]
-        self._reader_events = list(fds[3:])
+        self._writer_event, self._readers_event = fds[2:]
         self._fences = Fences()
         self.spin = Spin()
         self._parking: Parking | None = None

@@ -19,10 +19,13 @@ class Watched(NamedTuple):
     pid: int
 
 
+DESCRIPTORS = 4
+
+
 class RingHandle(msgspec.Struct, frozen=True, kw_only=True):
     """One end of a ring. The descriptors go beside it, in this order (by SCM_RIGHTS or inherited):
 
-    ring memfd, arena memfd, the writer's eventfd, then every reader's eventfd (writer) or its own (reader).
+    ring memfd, arena memfd, the eventfd that wakes the writer, the one that wakes the readers.
     """
 
     name: str
@@ -37,7 +40,7 @@ class RingHandle(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def descriptors(self) -> int:
         """How many go beside it."""
-        return 3 + (self.readers if self.role == "writer" else 1)
+        return DESCRIPTORS
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

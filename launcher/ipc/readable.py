@@ -8,7 +8,7 @@ from typing import NamedTuple
 from launcher.clock import Deadline
 from launcher.ipc.handle import Watched
 from launcher.ipc.reader import QueueReader
-from launcher.ipc.waiting import Parking, Spin, wait
+from launcher.ipc.waiting import NOBODY, Parking, Spin, park
 
 
 class WaitResult(NamedTuple):
@@ -20,14 +20,36 @@ class WaitResult(NamedTuple):
     fds: list[int]
 
 
-class _Any:
-    """Waiting for the first of several readers."""
+class WaitSet:
+    """Queues, peers and descriptors on which one thread waits again and again. Make it when all peers are watched.
 
-    def __init__(self, readers: Sequence[QueueReader]) -> None:
-        self._readers = readers
+    Readers come first: `dead` and `fds` are looked at only while no reader has anything, so whatever a dead writer left
+    is read before its death is told. A death stays true: it is told again at every later call. The readers' own peers
+    count as well.
+    """
 
-    def ready(self) -> list[QueueReader]:
-        return [reader for reader in self._readers if reader.is_ready()]
+    def __init__(
+        self, readers: Sequence[QueueReader], *, watched: Sequence[Watched] = (), extra_fds: Sequence[int] = ()
+    ) -> None:
+        self._readers = tuple(readers)
+        self._watched = (*watched, *(peer for reader in readers for peer in reader.watched))
+        self._extra = tuple(extra_fds)
+        self._parking: Parking | None = None
+        self._spin = Spin()
+
+    def wait(self, deadline: Deadline) -> WaitResult:
+        """Sleep until a reader has something, a watched peer died, or a descriptor is readable."""
+        woken = NOBODY
+        if not self.is_ready() and not self._spin.run(self.is_ready):
+            _, woken = park(self, self._parking or self._park(), self._spin, deadline)
+        ready = [reader for reader in self._readers if reader.is_ready()]
+        if ready:
+            return WaitResult(ready, [], [])
+        return WaitResult([], list(woken.dead), list(woken.extra))
+
+    def _park(self) -> Parking:
+        self._parking = Parking([reader.event for reader in self._readers], self._watched, self._extra)
+        return self._parking
 
     def is_ready(self) -> bool:
         for reader in self._readers:  # noqa: SIM110  # a generator costs more than all the looks
@@ -61,22 +83,5 @@ def wait_readable(
     watched: Sequence[Watched] = (),
     extra_fds: Sequence[int] = (),
 ) -> WaitResult:
-    """Sleep until a reader has something, a watched peer (the readers' own included) died, or a descriptor is readable.
-
-    Readers come first: `dead` and `fds` are looked at only while no reader has anything, so whatever a dead writer left
-    is read before its death is told. A death stays true: it is told again at every later call.
-    """
-    group = _Any(readers)
-    ready = group.ready()
-    if ready:
-        return WaitResult(ready, [], [])
-
-    def park() -> Parking:
-        peers = [*watched, *(peer for reader in readers for peer in reader.watched)]
-        return Parking([reader.event for reader in readers], peers, extra_fds)
-
-    _, woken = wait(group, park, readers[0].spin if readers else Spin(), deadline)
-    ready = group.ready()
-    if ready:
-        return WaitResult(ready, [], [])
-    return WaitResult([], list(woken.dead), list(woken.extra))
+    """Wait once; see `WaitSet`, which is cheaper for who waits again on the same."""
+    return WaitSet(readers, watched=watched, extra_fds=extra_fds).wait(deadline)

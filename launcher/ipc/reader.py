@@ -56,7 +56,7 @@ class QueueReader(Endpoint):
         self.warn_after: float | None = None
         """`dequeue` says who is missing after so many seconds; None: never (to wait idly is a worker's life)."""
         self.index = handle.index
-        self.event = self._reader_events[0]
+        self.event = self._readers_event
         self._codec = codec
         self._capacity = handle.capacity
         self._mine = reader_word(handle.index)
@@ -64,7 +64,9 @@ class QueueReader(Endpoint):
         self._read = self._words[self._mine + 1]
         if self._cursor == LEFT:
             self._detach()
-            raise InternalError(f"queue {handle.name!r}: reader {handle.index} has left; the writer must admit it again")
+            raise InternalError(
+                f"queue {handle.name!r}: reader {handle.index} has left; the writer must admit it again"
+            )
         self._watched: list[Watched] = []
         self._record = _Record(self)
         self._arena = ArenaReader(self._owned.pop(0), memoryview(self._bytes), handle.readers, handle.index)
@@ -90,8 +92,8 @@ class QueueReader(Endpoint):
 
         Raises `DeadlineError`, `PeerDiedError` when a watched writer died, `ClosedError` after a shutdown.
         """
-        words, cursor = self._words, self._cursor
-        if words[CURSOR_WORD] == cursor and not self.spin.until_moved(words, CURSOR_WORD, cursor):
+        words, cursor, spin = self._words, self._cursor, self.spin
+        if words[CURSOR_WORD] == cursor and not (spin.budget and spin.until_moved(words, CURSOR_WORD, cursor)):
             self._wait(deadline)
         return self._take()
 

@@ -38,7 +38,7 @@ class Ring:
         try:
             fds.append(segment.create_ring_memory(name, capacity))
             fds.append(segment.create_arena_memory(name))
-            fds.extend(segment.create_eventfd() for _ in range(1 + readers))
+            fds += [segment.create_eventfd(), segment.create_eventfd()]
             os.pwrite(fds[0], struct.pack("<QQQ", MAGIC, capacity, readers), 0)
         except BaseException:
             segment.close_all(fds)
@@ -55,7 +55,7 @@ class Ring:
         if not 0 <= index < self.readers:
             raise UsageError(f"ring {self.name!r} has readers 0 to {self.readers - 1}, not {index}")
         handle = RingHandle(name=self.name, capacity=self.capacity, readers=self.readers, role="reader", index=index)
-        return handle, [*self._fds[:3], self._fds[3 + index]]
+        return handle, list(self._fds)
 
     def shutdown(self) -> None:
         """Close the ring for both sides and wake everyone who waits on it."""

@@ -114,15 +114,8 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 
 
 def wake(eventfd: int) -> None:
-    """Never blocks: the counter cannot fill up."""
+    """Whoever sleeps on it wakes up. Never blocks: nobody reads the counter, and it cannot fill up."""
     os.eventfd_write(eventfd, 1)
-
-
-def drain(eventfd: int) -> None:
-    try:
-        os.eventfd_read(eventfd)
-    except BlockingIOError:
-        pass  # empty: the wake-up was taken already
 
 
 def close_all(fds: Iterable[int]) -> None:

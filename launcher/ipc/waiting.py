@@ -4,7 +4,7 @@ The yield phase is bounded by time (at most 100 µs), never by a count: a count 
 It tunes itself: a message that came in time doubles it, a sleep that lasted longer halves it, down to none: a reader of
 20 ms steps goes to sleep at once, and leaves its core to the others. A sleep that turns out short brings it back.
 
-The sleep is a poll of the endpoint's own eventfd and of the pidfds of its peers. Before it, the sleeper says that it
+The sleep is an epoll of an eventfd and of the pidfds of the endpoint's peers. Before it, the sleeper says that it
 sleeps, passes a full fence and looks once more; the waker publishes, passes a full fence and looks for
 sleepers. One of the two sees the other.
 """
@@ -23,7 +23,6 @@ from launcher.clock import Deadline, now
 from launcher.errors import InternalError
 from launcher.ipc.fences import RECHECK_SECONDS
 from launcher.ipc.handle import Watched
-from launcher.ipc.segment import drain
 
 SPIN_MAX_NS = 100_000
 SPIN_MIN_NS = 4_000
@@ -108,34 +107,53 @@ class Spin:
 
 
 class Parking:
-    """Where an endpoint sleeps: its own eventfds, the peers whose death ends the sleep, other descriptors."""
+    """Where an endpoint sleeps: the eventfds that wake it, the peers whose death ends the sleep, other descriptors.
 
-    __slots__ = ("_poll", "_wakers", "_watched")
+    The eventfds are edge-triggered: each wake-up is heard once by each sleeper, and nobody takes it off. So readers can
+    share one, and waking all of them is one system call. Watched descriptors stay watched though their owner closes
+    them: a duplicate is kept.
+    """
+
+    __slots__ = ("_epoll", "_extra", "_kept", "_wakers", "_watched", "poll")
 
     def __init__(self, wakers: Sequence[int], watched: Sequence[Watched] = (), extra: Sequence[int] = ()) -> None:
-        poll = select.poll()
-        self._poll = poll.poll
+        self._kept: list[int] = []
+        self._epoll = select.epoll()
+        self.poll = self._epoll.poll
         self._wakers = frozenset(wakers)
-        self._watched = {peer.pidfd: peer for peer in watched}
-        for fd in (*wakers, *self._watched, *extra):
-            poll.register(fd, select.POLLIN)
+        self._watched: dict[int, Watched] = {}
+        self._extra: dict[int, int] = {}
+        for fd in self._wakers:
+            self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+        for peer in watched:
+            self._watched[self._keep(peer.pidfd)] = peer
+        for fd in extra:
+            self._extra[self._keep(fd)] = fd
 
-    def sleep(self, timeout_ms: int) -> Woken:
-        """At most `timeout_ms`. Takes wake-ups off the eventfds, so that the next sleep is a real one."""
-        woken = NOBODY
-        for fd, events in self._poll(timeout_ms):
-            if fd in self._wakers and events == select.POLLIN:
-                drain(fd)
-            else:
-                woken = self._add(woken, fd, events)
-        return woken
+    def _keep(self, fd: int) -> int:
+        """epoll silently forgets a descriptor that is closed: so it gets one that is ours."""
+        try:
+            kept = os.dup(fd)
+        except OSError as error:
+            raise InternalError(f"descriptor {fd} was closed before a queue waited on it") from error
+        self._kept.append(kept)
+        self._epoll.register(kept, select.EPOLLIN)
+        return kept
 
-    def _add(self, woken: Woken, fd: int, events: int) -> Woken:
-        if events & select.POLLNVAL:
-            raise InternalError(f"descriptor {fd} was closed while a queue waited on it")
-        if fd in self._watched:
-            return Woken((*woken.dead, self._watched[fd]), woken.extra)
-        return Woken(woken.dead, (*woken.extra, fd))
+    def sleep(self, seconds: float | None) -> Woken:
+        """At most so long (None: for ever). Wake-ups may be old or another's: who sleeps looks whether it is ready."""
+        return self.who(self.poll(seconds))
+
+    def who(self, events: list[tuple[int, int]]) -> Woken:
+        """What `poll` has returned, in our words."""
+        found = [fd for fd, _ in events if fd not in self._wakers]
+        dead = [self._watched[fd] for fd in found if fd in self._watched]
+        return Woken(dead, [self._extra[fd] for fd in found if fd in self._extra]) if found else NOBODY
+
+    def __del__(self) -> None:
+        # The epoll closes itself.
+        for fd in self._kept:
+            os.close(fd)
 
 
 def wait(
@@ -161,16 +179,21 @@ def park(
     clock = time.monotonic_ns
     started = clock()
     late_at = None if warn_after is None else started / 1e9 + warn_after
+    simple = late_at is None and deadline.at == math.inf
     while True:
+        events: list[tuple[int, int]] = []
         try:
             # Look again before and after every sleep. After a death is known, the dead one's last stores are visible.
-            woken = NOBODY if what.arm() else parking.sleep(_sleep_ms(deadline, late_at))
+            if not what.arm():
+                events = parking.poll(RECHECK_SECONDS if simple else _sleep_seconds(deadline, late_at))
             ready = what.is_ready()
         finally:
             what.disarm()
+        woken = NOBODY if ready else parking.who(events)
         outcome = Outcome.READY if ready else _judge(what, woken, deadline)
         if outcome is not None:
-            spin.slept(clock() - started + spin.budget)
+            if spin.budget or clock() - started < SPIN_MAX_NS:
+                spin.slept(clock() - started + spin.budget)
             return outcome, woken
         if late_at is not None and now() >= late_at:
             what.late(now() - started / 1e9)
@@ -189,12 +212,10 @@ def _judge(what: Waitable, woken: Woken, deadline: Deadline) -> Outcome | None:
     return Outcome.EXPIRED if deadline.expired else None
 
 
-def _sleep_ms(deadline: Deadline, late_at: float | None) -> int:
-    if deadline.at == math.inf and late_at is None and RECHECK_SECONDS is None:
-        return -1
+def _sleep_seconds(deadline: Deadline, late_at: float | None) -> float | None:
     until = deadline
     if late_at is not None:
         until = until.earlier(max(0.0, late_at - now()))
     if RECHECK_SECONDS is not None:
         until = until.earlier(RECHECK_SECONDS)
-    return until.remaining_ms()
+    return until.remaining()

@@ -232,11 +232,10 @@ class QueueWriter(Endpoint):
                 break
 
     def _wake_sleepers(self) -> None:
-        # Each clearing is followed by a wake-up, so a late one costs a spurious wake-up and never a lost one.
-        for index, event in enumerate(self._reader_events):
-            if self._bytes[ASLEEP_AT + index]:
-                self._bytes[ASLEEP_AT + index] = 0
-                segment.wake(event)
+        # The wake-up follows the clearing, so who says late that it sleeps is woken for nothing, and never not at all.
+        for index in self._asleep_words:
+            self._words[index] = 0
+        segment.wake(self._readers_event)
 
     # --- waiting for readers -------------------------------------------------------------------------------------
 
@@ -322,7 +321,7 @@ class QueueWriter(Endpoint):
         if self._map is None:
             return
         self._words[CLOSED_WORD] = 1
-        for event in (self._writer_event, *self._reader_events):
+        for event in (self._writer_event, self._readers_event):
             segment.wake(event)
 
     def close(self) -> None:

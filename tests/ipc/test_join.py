@@ -11,7 +11,7 @@ import pytest
 
 from launcher.errors import InternalError, UsageError
 from launcher.ipc import EMPTY, QueueReader, QueueWriter, Ring
-from tests.ipc.conftest import CODEC, Fork, Queue, Queues, soon
+from tests.ipc.conftest import CODEC, Fork, Queue, Queues, flood, soon
 
 
 def join(queue: Queue, index: int) -> tuple[int, QueueReader]:
@@ -52,10 +52,13 @@ def test_the_newcomer_counts(queues: Queues) -> None:
     queue = queues(2, 4096)
     queue.readers[1].close()
     join(queue, 1)
-    with pytest.raises(TimeoutError, match="waiting for reader 1 at record 0$"):
-        while True:
-            queue.send(bytes(1000), seconds=0.01)
-            queue.receive(0)
+
+    def step() -> None:
+        queue.send(bytes(1000), seconds=0.01)
+        queue.receive(0)
+
+    with pytest.raises(TimeoutError, match=r"waiting for reader 1 at record 0$"):
+        flood(step)
 
 
 def test_only_an_empty_place_is_given_away(queues: Queues) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from launcher.clock import now
 from launcher.errors import InternalError
 from launcher.ipc import Watched, wait_readable
 from launcher.ipc.segment import create_eventfd, wake
-from launcher.ipc.waiting import SPIN_MAX_NS, SPIN_MIN_NS, Outcome, Parking, Spin, wait
+from launcher.ipc.waiting import NOBODY, SPIN_MAX_NS, SPIN_MIN_NS, Outcome, Parking, Spin, wait
 from tests.ipc.conftest import Queues, soon
 
 
@@ -78,21 +79,31 @@ def test_outcomes(event: int, pipe: tuple[int, int]) -> None:
     assert outcome_of(Fake(closed=True), Parking([event], [peer])) is Outcome.CLOSED
 
 
-def test_wake_ups_are_taken_off(event: int) -> None:
+def test_each_sleeper_hears_a_wake_up_once(event: int) -> None:
+    one, other = Parking([event]), Parking([event])
+    start = now()
     wake(event)
-    parking = Parking([event])
-    parking.sleep(0)
-    with pytest.raises(BlockingIOError):
-        os.eventfd_read(event)
+    assert one.sleep(20) == other.sleep(20) == NOBODY
+    assert now() - start < 10
+    start = now()
+    one.sleep(0.05)
+    assert now() - start >= 0.05, "the second sleep is a real one"
+    wake(event)
+    start = now()
+    one.sleep(20)
+    assert now() - start < 10, "nobody has taken the first off, and the second is heard all the same"
 
 
-def test_closed_descriptor_is_told(event: int) -> None:
+def test_a_watched_descriptor_may_be_closed(event: int) -> None:
     reads, writes = os.pipe()
-    parking = Parking([event], [Watched(reads, "Peer", None, 1)])
+    peer = Watched(reads, "Peer", None, 1)
+    parking = Parking([event], [peer])
     os.close(reads)
+    os.write(writes, b"x")
     os.close(writes)
-    with pytest.raises(InternalError, match=f"descriptor {reads} was closed"):
-        parking.sleep(0)
+    assert parking.sleep(20).dead == [peer]
+    with pytest.raises(InternalError, match="descriptor 99999 was closed"):
+        Parking([event], [Watched(99999, "Peer", None, 1)])
 
 
 def test_late_is_told_at_doubling_intervals(event: int) -> None:

@@ -118,5 +118,5 @@ def test_every_message_survives_the_codec() -> None:
         RpcCall(5, 0, "m", ((1, 2), {3}), {"k": None}),
         RpcReply(6, {"a": (1, 2)}),
     ):
-        sent = codec.encode(message)
-        assert codec.decode(sent.tag, memoryview(sent.head), [bytearray(b) for b in sent.buffers]) == message
+        tag, head, buffers = codec.encode(message)
+        assert codec.decode(tag, memoryview(head), [bytearray(b) for b in buffers]) == message
