@@ -54,6 +54,8 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without progress after which a start is given up."""
     shutdown_timeout: float = 30.0
     """Seconds that the whole tree has for a stop, drain included."""
+    watchdog_timeout: float = 30.0
+    """Seconds without a sign of progress after which a process counts as hung; 0: never."""
     restart: RestartPolicy = "on-failure"
     """``never``; ``on-failure``: only after the first READY; ``always``: a failed first start too."""
     max_restarts: int = 5
@@ -74,7 +76,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     """For engine cores and workers."""
     origins: dict[str, str] = {}
-    """Field → what gave it: a flag, a variable, ``file:key``; fields that are not in it have their default."""
+    """Field → what gave it: ``--tp``, ``XSERVE_TP``, ``chat.toml: tp``; fields that are not in it have their default."""
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +142,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ready_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     seed: int = 0
+    watchdog_timeout: float = 0.0
+    """Seconds that a rank may be in one call; 0: no limit."""
     generation: int = 0
     """Counts the lives of this core; every message carries it, older ones are dropped."""
 

@@ -21,7 +21,7 @@ def normalise(arguments: Sequence[str], commands: Mapping[str, Sequence[Flag]] =
         flag = _look_up(_by_spelling((HELP, VERSION)), first, "")
         return [flag.name]
     if first not in commands:
-        raise UsageError(f"unknown command {first!r}{_did_you_mean(first, commands)} ('xserve --help' lists them)")
+        raise UsageError(f"unknown command {first!r}{did_you_mean(first, commands)} ('xserve --help' lists them)")
     return [first, *_flags(first, rest, _by_spelling((*commands[first], HELP)))]
 
 
@@ -58,14 +58,16 @@ def _look_up(known: Mapping[str, Flag], spelling: str, command: str) -> Flag:
     if _canonical(spelling) in LATER:
         raise UsageError(f"{spelling} is not in this version yet ('{where}' lists what is)")
     shown = spelling if spelling.isprintable() else repr(spelling)
-    raise UsageError(f"unknown flag {shown}{_did_you_mean(_canonical(spelling), known)} ('{where}' lists them)")
+    raise UsageError(f"unknown flag {shown}{did_you_mean(_canonical(spelling), known)} ('{where}' lists them)")
 
 
-def _did_you_mean(wrong: str, known: Mapping[str, object]) -> str:
+def did_you_mean(wrong: str, known: Mapping[str, object]) -> str:
+    """``: did you mean --tp?``, or nothing."""
     from difflib import get_close_matches
 
     longer = [name for name in known if name.startswith(wrong) and len(wrong) > 3]
-    close = get_close_matches(wrong, known, n=1, cutoff=0.6) or longer[:1]
+    near = get_close_matches(wrong, known, n=1, cutoff=0.6)
+    close = get_close_matches(wrong, known, n=1, cutoff=0.8) or longer[:1] or near
     return f": did you mean {close[0]}?" if close else ""
 
 

@@ -23,6 +23,8 @@ class Flag(NamedTuple):
     """For people; the value itself is `LaunchConfig`'s default."""
     kind: Kind = "value"
     example: str = ""
+    joint: str = ""
+    """What stands between the parts of a list, for those that take one."""
 
     @property
     def field(self) -> str:
@@ -53,6 +55,13 @@ NAME = Flag(
     example="chat",
 )
 JSON = Flag("--json", "", "Print JSON.", kind="switch")
+
+CONFIG = Flag(
+    "--config",
+    "FILE",
+    "TOML or YAML file with flags: tp = 4. Flags and variables win over it.",
+    example="chat.toml",
+)
 
 LAUNCH: tuple[Flag, ...] = (
     Flag(
@@ -160,6 +169,14 @@ LAUNCH: tuple[Flag, ...] = (
         default="30",
         example="30",
     ),
+    Flag(
+        "--watchdog-timeout",
+        "SECONDS",
+        "A process counts as hung after so long in one step, or without a sign of life; 0: never.",
+        values.seconds(0),
+        default="30",
+        example="60",
+    ),
     NAME,
     Flag(
         "--start-method",
@@ -194,6 +211,41 @@ LAUNCH: tuple[Flag, ...] = (
         example="3600",
     ),
     Flag(
+        "--device-ids",
+        "IDS",
+        "Devices to use: numbers, UUIDs (they may be cut short) or MIG slices, as CUDA_VISIBLE_DEVICES takes them.",
+        values.device_ids,
+        default="the visible ones, in order",
+        example="2,3",
+        joint=",",
+    ),
+    Flag("--numa-bind", "", "Bind each worker to the CPUs and the memory of the node of its device.", kind="switch"),
+    Flag(
+        "--numa-bind-nodes",
+        "NODES",
+        "As --numa-bind, with these nodes: one for each worker, or one for all.",
+        values.numbers,
+        example="0,0,1,1",
+        joint=",",
+    ),
+    Flag(
+        "--numa-bind-cpus",
+        "LISTS",
+        "As --numa-bind, with these CPUs: a list for each worker, or one for all.",
+        values.cpu_lists,
+        example="0-3/4-7",
+        joint="/",
+    ),
+    Flag(
+        "--env",
+        "NAME=VALUE",
+        "A variable for engine cores and workers; can be repeated.",
+        values.pair,
+        kind="repeated",
+        example="NCCL_DEBUG=INFO",
+    ),
+    CONFIG,
+    Flag(
         "--log-level",
         "NAME",
         "debug, info, warning, error or critical.",
@@ -225,8 +277,8 @@ COMMANDS: dict[str, tuple[Flag, ...]] = {
 LATER = frozenset(
     # Words rather than a list of thirty strings.
     """--pp -pp --pipeline-parallel-size --dp -dp --data-parallel-size --nnodes -n --node-rank -r --master-addr
-    --master-port --dist-init-addr --headless --api-server-count -asc --numa-bind --numa-bind-nodes --numa-bind-cpus
-    --device-ids --enable-expert-parallel -ep --watchdog-timeout --log-format --log-dir
-    --config --cluster-key-file --join-timeout --iface""".split()  # noqa: SIM905
+    --master-port --dist-init-addr --headless --api-server-count -asc
+    --enable-expert-parallel -ep --log-format --log-dir
+    --cluster-key-file --join-timeout --iface""".split()  # noqa: SIM905
 )
 """Flags that people know from elsewhere and that this version does not have: said so, instead of a wrong guess."""

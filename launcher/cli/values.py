@@ -105,6 +105,40 @@ def name_or_class(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def switch(value: str) -> bool:
+    if value.lower() in ("1", "true", "yes", "on"):
+        return True
+    if value.lower() in ("", "0", "false", "no", "off"):
+        return False
+    raise UsageError("is neither on nor off: give true or false")
+
+
+def numbers(value: str) -> tuple[int, ...]:
+    """``0,0,1``: in the order given."""
+    parts = [part.strip() for part in value.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,6}", part) for part in parts):
+        raise UsageError("is no list of numbers: give for example 0,1")
+    return tuple(int(part) for part in parts)
+
+
+def cpu_lists(value: str) -> tuple[tuple[int, ...], ...]:
+    """``0-3,8/4-7``: one list for each worker, as the kernel writes them."""
+    from launcher.host.files import parse_list
+
+    found = [parse_list(part.strip()) for part in value.split("/")]
+    if not all(found):
+        raise UsageError("is no list of CPUs for each worker: give for example 0-3/4-7")
+    return tuple(part for part in found if part)
+
+
+def device_ids(value: str) -> tuple[str, ...]:
+    """Whether they are there is seen when the host is known."""
+    parts = tuple(part.strip() for part in value.split(","))
+    if not all(re.fullmatch(r"[\w./-]+", part) for part in parts):
+        raise UsageError("is no list of devices: give for example 0,1 or GPU-<uuid>")
+    return parts
+
+
 def pair(value: str) -> tuple[str, str]:
     key, equals, rest = value.partition("=")
     if not equals or not key.isidentifier():

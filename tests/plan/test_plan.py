@@ -116,7 +116,7 @@ def test_settings_reach_every_role() -> None:
     made = plan(config, generation=3)
     api, core, workers = parts(made)
     assert api == ApiSettings(
-        engine_addresses=(core.address,), served_model_name="mine", api_keys=("k",), log_level="debug"
+        engine_addresses=(core.address,), served_model_name="mine", api_keys=("k",), restart=True, log_level="debug"
     )
     assert core.worker == workers[0]
     assert (core.max_model_len, core.max_num_seqs, core.max_num_batched_tokens, core.seed) == (99, 7, 33, 5)
