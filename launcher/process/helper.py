@@ -4,8 +4,8 @@ One process with two duties, because both want the same thing: to be small, sing
 
 *Forkserver.* It imports the modules it is told (torch, the worker's own) and then forks children on request: a start
 costs a fork instead of an import (QUEUE.md: 0.04 s against 4.4 s for eight workers). It must stay with one thread,
-no socket and no device context; it says how many threads it has after the preload, and with more than one the
-supervisor falls back to spawn.
+no socket and no device context; after the preload it says what of it is not safe to fork from (threads, an initialised
+device), and then the supervisor falls back to spawn.
 
 *Guard.* When the supervisor dies without a word (kill -9), its children die by the kernel's parent-death signal; what
 they had started does not. The helper sees EOF on its channel, ends every session of the launch and every process with
@@ -29,6 +29,7 @@ from typing import NoReturn
 import msgspec
 
 from launcher.clock import Deadline
+from launcher.host.process_state import unsafe_to_fork
 from launcher.process import kernel, procfs, sessions
 from launcher.process.child import ChildContext, run_child
 from launcher.process.reports import Fork, Guard, Step, Stop, Unguard
@@ -91,7 +92,8 @@ def run(ctx: ChildContext) -> None:
     settings = msgspec.msgpack.decode(ctx.spec.payload, type=HelperSettings)
     guard = _Guard(ctx, settings)
     _preload(ctx, settings, guard)
-    ctx.ready({"threads": procfs.thread_names(), "preloaded": list(settings.preload)})
+    threads, unsafe = procfs.thread_names(), unsafe_to_fork()
+    ctx.ready({"threads": threads, "unsafe_to_fork": unsafe, "preloaded": list(settings.preload)})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
         try:

@@ -41,6 +41,7 @@ from launcher.process.restart import Decision, Kind, RestartSettings
 from launcher.process.sd_notify import Notifier
 from launcher.process.signals import SignalPipe
 from launcher.process.spec import ChildMethod, ProcessSpec
+from launcher.process.start_lines import StartLines
 from launcher.process.stop import StopSequence
 from launcher.process.tree import Tree
 from launcher.process.units import Phase, Unit, Units
@@ -149,6 +150,7 @@ class Supervisor:
         self._stop_by = _NEVER
         self._drain_by = _NEVER
         self._drained: set[str] = set()
+        self._start_lines = StartLines()
         self._told = TreeState(state="")
 
     def _pid_of(self, title: str) -> int:
@@ -211,6 +213,8 @@ class Supervisor:
     def _timers(self) -> None:
         if self._is_coming:
             self._check_start()
+        else:
+            self._start_lines.reset()
         if self._verdict.deadline.expired:
             self._on_verdict()
         if not self._stopping and self.state is not State.DRAINING:
@@ -277,10 +281,8 @@ class Supervisor:
 
     def _helper_ready(self, info: dict[str, Any]) -> None:
         self._screen.on_ready(self._helper.title, self._helper.pid)
-        threads = info.get("threads", [])
-        if self._method == "forkserver" and len(threads) > 1:
-            names = ", ".join(threads[1:6])
-            self._screen.note(f"spawn instead of forkserver: the preload left {len(threads)} threads ({names})")
+        if self._method == "forkserver" and (unsafe := info.get("unsafe_to_fork")):
+            self._screen.note(f"spawn instead of forkserver: after the preload {'; '.join(unsafe)}")
             self._spawn_instead = True
 
     def _check_start(self) -> None:
@@ -289,6 +291,8 @@ class Supervisor:
         behind = [record for record in self.tree.behind() if record.title in running]
         if not behind:
             return
+        if line := self._start_lines.due([record for record in self.tree if record.title in running]):
+            self._screen.note(line)
         last = max(record.last_progress for record in self.tree if record.title in running)
         # The engine core has the same limit and more to say of its workers: it goes first, by these 2 s.
         if clock.now() - last > self._settings.ready_timeout + 2 and not self._verdict.due:
