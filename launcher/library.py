@@ -15,12 +15,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import os
 import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,10 +36,12 @@ from launcher.engine.messages import AddRequest, EngineInfo, RequestOutput
 from launcher.errors import ChildFailedError, ClosedError, UsageError
 from launcher.executor.base import Executor, SamplingParams, TokenLogprobs, pack, resolve_executor, unpack
 from launcher.host import read_host
+from launcher.host.process_state import needs_exec, unsafe_to_fork
 from launcher.plan.plan import make_plan
-from launcher.process import child, procfs
+from launcher.process import child
 from launcher.process.spec import ProcessSpec
 
+log = logging.getLogger(__name__)
 _numbers = itertools.count()
 _GUARD_HINT = (
     "Engine(...) was called again by a worker process that imports {path}, where its class is defined.\n"
@@ -91,7 +94,7 @@ class Engine:
         self._lock = threading.RLock()
         self._executor: Executor | None = None
         name = worker if isinstance(worker, str | None) else f"{worker.__module__}:{worker.__qualname__}"
-        method = choose_method(start_method)
+        method = choose_method(start_method, options.get("env"))
         config = _config(dict(options, model=model, tp=tp, worker=name, start_method=method))
         self._close = contextlib.ExitStack()
         try:
@@ -230,32 +233,22 @@ class _Answer:
         return Completion(self._prompt, self._tokens, self._text, self.finish_reason, self._logprobs, self._error)
 
 
-def choose_method(asked: Literal["auto", "fork", "spawn"]) -> Literal["fork", "spawn"]:
-    """How the caller's process starts workers: fork where that is safe, else spawn.
+def choose_method(
+    asked: Literal["auto", "fork", "spawn"], env: Mapping[str, str] | None = None
+) -> Literal["fork", "spawn"]:
+    """How the caller's process starts workers: fork where that is safe, else spawn, with a line that says why.
+    `env`: variables for the workers.
 
     Raises UsageError for ``fork`` where it is not safe, with all the reasons.
     """
     if asked not in ("auto", "fork", "spawn"):
         raise UsageError(f"start_method {asked!r} is none of auto, fork, spawn")
-    reasons = unsafe_to_fork()
+    reasons = [*unsafe_to_fork(), *(f"{name} takes effect at an exec only" for name in needs_exec(dict(env or {})))]
+    if asked == "auto" and reasons:
+        log.warning("using spawn: %s", "; ".join(reasons))
     if asked == "fork" and reasons:
         raise UsageError(f"start method fork is not safe in this process: {'; '.join(reasons)}; use spawn or auto")
     return "spawn" if reasons or asked == "spawn" else "fork"
-
-
-def unsafe_to_fork() -> list[str]:
-    """Why a fork of this process could hang or break; empty when it is safe."""
-    reasons = []
-    if len(threads := procfs.thread_names()) > 1:
-        reasons.append(f"it runs {len(threads)} threads ({', '.join(threads[:4])})")
-    torch = sys.modules.get("torch")
-    for kind in ("cuda", "xpu"):
-        module = getattr(torch, kind, None)
-        if module is not None and module.is_initialized():
-            reasons.append(f"{kind.upper()} is initialised in it")
-    if "microsoft" in procfs.kernel_version().lower():
-        reasons.append("it runs under WSL")
-    return reasons
 
 
 def _config(options: dict[str, Any]) -> LaunchConfig:
@@ -263,8 +256,9 @@ def _config(options: dict[str, Any]) -> LaunchConfig:
     if unknown:
         known = ", ".join(LaunchConfig.__struct_fields__)
         raise UsageError(f"Engine: unknown option {', '.join(unknown)}; there are {known}")
+    origins = {name: f"Engine({name}=…)" for name, value in options.items() if value is not None}
     try:
-        return msgspec.convert(options, LaunchConfig)
+        return msgspec.convert(options | {"origins": origins}, LaunchConfig)
     except msgspec.ValidationError as error:
         raise UsageError(f"Engine: {error}") from None
 

@@ -78,7 +78,3 @@ def thread_names(pid: int | str = "self") -> list[str]:
         except OSError:
             continue  # ended while we looked
     return names
-
-
-def kernel_version() -> str:
-    return (_PROC / "version").read_text()
