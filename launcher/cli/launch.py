@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from launcher.cli.instance import console_for
 from launcher.cli.launch_config import launch_config
+
+if TYPE_CHECKING:
+    from launcher.plan.plan import LaunchPlan
 
 
 def launch(given: dict[str, Any]) -> int:
@@ -45,17 +49,32 @@ def plan(given: dict[str, Any]) -> int:
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(show.to_json(made))).decode() + "\n")
         return 0
-    _print_table(show.rows(made))
-    for note in made.notes:
-        sys.stdout.write(f"{note}\n")
+    _print_plan(made)
     return 0
 
 
-def _print_table(rows: list[Any]) -> None:
+def _print_plan(made: LaunchPlan) -> None:
+    from launcher.plan import show
+
+    _print_table(show.rows(made), ["title", "method"])
+    for note in made.notes:
+        sys.stdout.write(f"{note}\n")
+    for heading, decisions in (("DECIDED", made.decisions), ("LIMITS", made.limits), ("SETTINGS", made.settings)):
+        sys.stdout.write(f"\n{heading}\n")
+        _print_table(decisions, [], heading=False)
+    for titles, env in show.environments(made):
+        sys.stdout.write(f"\nENVIRONMENT of {titles}\n")
+        for name, value in sorted(env.items()):
+            sys.stdout.write(f"  {name}={value}\n")
+
+
+def _print_table(rows: Sequence[Any], always: Sequence[str], *, heading: bool = True) -> None:
+    """Rows are tuples or structs of text; a column without any is left out."""
     from rich.table import Table
 
-    columns = [name for name in rows[0]._fields if any(getattr(row, name) for row in rows)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    names = getattr(rows[0], "_fields", None) or rows[0].__struct_fields__
+    columns = [name for name in names if name in always or any(getattr(row, name) for row in rows)]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading)
     for name in columns:
         table.add_column(name.upper(), no_wrap=True)
     for row in rows:

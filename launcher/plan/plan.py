@@ -16,6 +16,7 @@ from launcher.host.process_state import needs_exec
 from launcher.plan import budget, checkpoint, choices, environment, front, names, processes, support
 from launcher.plan.model_source import resolve_model
 from launcher.plan.resolved import Decision, Files, Place, Resolved
+from launcher.plan.settings import limits, settings
 from launcher.process import numa
 from launcher.process.spec import ChildMethod, ProcessSpec
 
@@ -54,6 +55,9 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     """OMP threads of each worker."""
     decisions: tuple[Decision, ...] = ()
+    settings: tuple[Decision, ...] = ()
+    """Every flag, with what gave it its value."""
+    limits: tuple[Decision, ...] = ()
     notes: tuple[str, ...] = ()
     """Lines for the start of the log."""
 
@@ -111,6 +115,7 @@ def decide(config: LaunchConfig, facts: HostFacts, place: Place, files: Files, *
         common, threads=made.threads.number, method=made.start.value, one_machine=True, given=config.env
     )
     http = front.choose_binding(config) if api else None
+    helper = Helper(preload=preload(made.worker.value, config.worker_extension), env=engine_env)
     specs = [processes.engine_core(config, place, files, made, engine_env)]
     if api:
         specs.insert(0, processes.api_server(config, place, files, made, environment.front(common)))
@@ -121,7 +126,7 @@ def decide(config: LaunchConfig, facts: HostFacts, place: Place, files: Files, *
         generation=place.generation,
         processes=tuple(specs),
         start_method=made.start.value,
-        helper=Helper(preload=preload(made.worker.value), env=engine_env) if made.start.value == "forkserver" else None,
+        helper=helper if made.start.value == "forkserver" else None,
         http=http,
         url=http.url() if http else "",
         served_model_name=made.served_name.value,
@@ -130,15 +135,18 @@ def decide(config: LaunchConfig, facts: HostFacts, place: Place, files: Files, *
         world_size=made.layout.world_size,
         threads=made.threads.number,
         decisions=made.decisions(),
+        settings=settings(config),
+        limits=limits(config, facts),
         notes=made.notes(),
     )
 
 
-def preload(worker: str) -> tuple[str, ...]:
+def preload(worker: str, extension: str | None = None) -> tuple[str, ...]:
     """Modules for the helper, in the order of their import. torch only for the worker that is sure to want it."""
+    own = (extension.partition(":")[0],) if extension else ()
     if worker == TRANSFORMERS_WORKER:
-        return ("torch", *_ENGINE_PRELOAD, "launcher.models.preload")
-    return (*_ENGINE_PRELOAD, worker.partition(":")[0])
+        return ("torch", *_ENGINE_PRELOAD, "launcher.models.preload", *own)
+    return (*_ENGINE_PRELOAD, worker.partition(":")[0], *own)
 
 
 def _check_model(config: LaunchConfig, facts: HostFacts, files: Files, made: Resolved) -> None:

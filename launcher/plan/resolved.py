@@ -63,6 +63,7 @@ class Resolved:
         self.devices = devices.place_devices(config, facts, self.device.value, self.layout.world_size)
         self.placements = placement.place_workers(config, facts, [device.gpu for device in self.devices])
         self.threads = budget.thread_budget(facts, config.tp, [p.cpus for p in self.placements.workers])
+        self.checkpoint = files.checkpoint
         self.model_type = files.checkpoint.model_type if files.checkpoint is not None else None
         self.served_name = choices.served_name(config, self.worker.value, files.model)
 
@@ -75,6 +76,8 @@ class Resolved:
             Decision("start method", *self.start),
             Decision("OMP threads", str(self.threads.number), self.threads.origin),
             Decision("KV cache", *self._kv_memory()),
+            Decision("memory of a worker", *self.memory()),
+            Decision("NUMA", *self._numa()),
             Decision("served model name", *self.served_name),
         )
 
@@ -105,6 +108,22 @@ class Resolved:
         if not reference:
             lines.append("KV cache {}: {}".format(*self._kv_memory()))
         return tuple(lines)
+
+    def memory(self) -> tuple[str, str]:
+        """What one worker will hold at least, as far as its model's files tell."""
+        given = self.config.kv_cache_memory
+        if self.checkpoint is None:
+            return (f"{budget.size(given)} of KV cache" if given else "the worker decides"), "no model files to go by"
+        length = self.config.max_model_len
+        need = budget.memory_need(self.checkpoint, self.dtype.value, self.config.tp, given, length)
+        return budget.size((need.weights + need.kv) // self.config.tp), f"at least; of all: {need.line}"
+
+    def _numa(self) -> tuple[str, str]:
+        asked = [field for field in ("numa_bind_cpus", "numa_bind_nodes", "numa_bind") if getattr(self.config, field)]
+        if not asked:
+            return "not bound", "default; see --numa-bind"
+        bound = any(worker.cpus or worker.memory_nodes for worker in self.placements.workers)
+        return ("bound" if bound else "not bound"), f"--{asked[0].replace('_', '-')}"
 
     def _kv_memory(self) -> tuple[str, str]:
         given = self.config.kv_cache_memory

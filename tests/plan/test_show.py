@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from launcher.config import LaunchConfig
+from launcher.host import NumaNode
 from launcher.plan import LaunchPlan, make_plan
-from launcher.plan.show import HIDDEN, rows, to_json
-from tests.plan.made_facts import gpu_machine, machine
+from launcher.plan.show import HIDDEN, environments, rows, to_json
+from tests.plan.made_facts import GIB, gpu_machine, machine
 from tests.plan.model_files import write_model
 
 
@@ -69,3 +70,44 @@ def test_no_secret_gets_out(tp: int) -> None:
     assert "s3cret" not in text
     assert '"max_tokens": "77"' in text
     assert HIDDEN in text
+
+
+def test_every_setting_has_an_origin() -> None:
+    config = LaunchConfig(tp=2, api_key="s3cret", origins={"tp": "XSERVE_TP", "api_key": "--api-key"})
+    made = {d.name: d for d in plan(config).settings}
+    assert set(made) == {f"--{name.replace('_', '-')}" for name in LaunchConfig.__struct_fields__} - {"--origins"}
+    assert (made["--tp"].value, made["--tp"].origin) == ("2", "XSERVE_TP")
+    assert (made["--api-key"].value, made["--api-key"].origin) == (HIDDEN, "--api-key")
+    assert (made["--port"].value, made["--port"].origin) == ("8000", "default")
+
+
+def test_every_limit_has_an_origin() -> None:
+    made = {d.name: d for d in plan(LaunchConfig(ready_timeout=7), facts=machine(cpu_quota=2.5)).limits}
+    assert made["start without progress"].value == "7 s"
+    assert made["CPUs"].value == "16, quota 2.5"
+    assert all(limit.value and limit.origin for limit in made.values())
+
+
+def test_what_is_bound_and_why_it_starts_so() -> None:
+    node = NumaNode(id=1, cpus=(4, 5), memory=GIB)
+    facts = machine(cpu_ids=(4, 5), cpus=2, numa_nodes=(node,))
+    made = plan(LaunchConfig(tp=2, numa_bind=True), facts=facts)
+    assert [(row.node, row.cpus) for row in rows(made)[3:]] == [("1", "4-5")] * 2
+    shown = to_json(made)
+    worker = shown["processes"][1]["children"][0]
+    assert (worker["cpus"], worker["memory_nodes"]) == ([4, 5], [1])
+    assert worker["start_method_why"] == "its engine core forks before it has a thread"
+    assert "imports are done once" in shown["processes"][1]["start_method_why"]
+
+
+def test_memory_of_a_worker_that_has_a_model(tmp_path: Path) -> None:
+    config = LaunchConfig(model=str(write_model(tmp_path)), tp=2, device="cpu")
+    assert [bool(row.memory) for row in rows(plan(config))] == [False, False, False, True, True]
+
+
+def test_environments_are_grouped_and_hide_secrets() -> None:
+    shown = environments(plan(LaunchConfig(tp=2, env={"MY_TOKEN": "s3cret", "NCCL_DEBUG": "INFO"})))
+    [titles] = [titles for titles, env in shown if "NCCL_DEBUG" in env]
+    assert titles == "Forkserver, EngineCore_DP0, Worker_DP0_PP0_TP0, Worker_DP0_PP0_TP1"
+    assert "s3cret" not in repr(shown)
+    assert "s3cret" not in json.dumps(to_json(plan(LaunchConfig(tp=2, env={"MY_TOKEN": "s3cret"}))))
