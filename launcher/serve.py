@@ -104,6 +104,7 @@ def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, st
         ready_timeout=plan.ready_timeout,
         shutdown_timeout=plan.shutdown_timeout,
         environment=environment | {"XSERVE_LAUNCH_ID": plan.launch_id},
+        watchdog_timeout=config.watchdog_timeout,
         restart=RestartSettings(policy=config.restart, max_restarts=config.max_restarts, window=config.restart_window),
         renew=of_generation,
         story=story,

@@ -55,7 +55,7 @@ def failure_text(cause: Failure, follow_ons: tuple[Failure, ...] = ()) -> str:
     parts = [f"xserve: because of it: {one_line(describe(one))}" for one in follow_ons]
     if cause.traceback and not cause.permanent:  # a wrong setting has its whole story in one line
         parts += ["", cause.traceback.rstrip()]
-    if cause.kind == "died" and cause.last_output:
+    if cause.kind in ("died", "timeout") and cause.last_output:
         parts += ["", f"last output of {cause.title}:", *(f"  {line}" for line in cause.last_output)]
     if parts:
         parts.append("")

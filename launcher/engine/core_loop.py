@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import msgspec
 
 from launcher.clock import Deadline, now
-from launcher.engine.core import EngineCore
+from launcher.engine.core import WAIT_SLICE, EngineCore
 from launcher.engine.front import Client, Front
 from launcher.engine.messages import (
     AbortRequests,
@@ -40,7 +40,7 @@ from launcher.engine.messages import (
     RequestOutput,
     ToCore,
 )
-from launcher.errors import ChildFailedError, ClosedError, PeerDiedError
+from launcher.errors import ChildFailedError, ClosedError, Failure, PeerDiedError
 from launcher.process.reports import Drain, Stop, TreeState
 
 IDLE_WAIT = 60.0
@@ -49,6 +49,8 @@ UNSENT_WAIT = 0.02
 """The same while a client has not taken all that is there for it."""
 MAX_BACKLOG = 20_000
 """Messages read during one step; beyond it nothing more is read before the step is over, pings included."""
+HANG_GRACE = 10.0
+"""Seconds that a supervisor has to show the stacks of a hung group and end it."""
 RPC_TIMEOUT = 60.0
 """Seconds for a `collective_rpc` whose caller names no time."""
 
@@ -57,6 +59,8 @@ class Parent(Protocol):
     """The part of `ChildContext` that the loop listens to."""
 
     def fileno(self) -> int: ...
+
+    def report_hang(self, failure: Failure) -> None: ...
 
     def poll_messages(self) -> list[TreeState | Drain | Stop]: ...
 
@@ -79,6 +83,9 @@ class CoreLoop:
         self._backlog: list[tuple[Client, ToCore]] = []
         """What came during the step under way."""
         self._stop: Deadline | None = None
+        self._watch_at = 0.0
+        self._hung_at: float | None = None
+        """When a hung rank was reported."""
         self._handlers: dict[type, Callable[[Client, Any], None]] = {
             Hello: self._hello,
             AddRequest: self._add,
@@ -100,6 +107,7 @@ class CoreLoop:
                 self._take_in()
                 self._flush()  # answers do not wait for the step
                 if self._core.has_work:
+                    self._watch()  # steps may go on although a rank that need not answer is hung
                     self._deliver(self._core.step())
                 self._flush()
                 if not self._core.has_work:
@@ -124,9 +132,27 @@ class CoreLoop:
 
     def _while_waiting(self) -> None:
         self._core.executor.raise_if_dead()
+        self._watch()
         if self._told_to_stop():
             raise _StopDuringStepError("told to stop during a step")
         self._answer_pings()
+
+    def _watch(self) -> None:
+        """Raise for a hung rank, once: a moment later the supervisor, which has been told, ends this process."""
+        limit = self._core.settings.watchdog_timeout
+        if not limit or now() < self._watch_at:
+            return
+        self._watch_at = now() + min(WAIT_SLICE, limit / 8)
+        hung = self._core.executor.hung(limit)
+        if hung is None:
+            return
+        if self._hung_at is None:
+            self._hung_at = now()
+            step = self._core.stats().steps
+            hung = msgspec.structs.replace(hung, headline=f"hung in engine step {step}: {hung.headline}")
+            self._parent.report_hang(hung)
+        elif now() - self._hung_at > HANG_GRACE:
+            raise ChildFailedError(hung)  # nobody came
 
     def _answer_pings(self) -> None:
         if len(self._backlog) >= MAX_BACKLOG or not self._front.has_input:

@@ -17,7 +17,7 @@ import msgspec
 
 from launcher import envs
 from launcher.config import REFERENCE_WORKER, EngineSettings
-from launcher.errors import UsageError
+from launcher.errors import Failure, UsageError
 from launcher.worker.base import no_progress, take_own_config
 from launcher.worker.classes import import_class
 from launcher.worker.step import (
@@ -126,6 +126,14 @@ class Executor(ABC):
     @abstractmethod
     def raise_if_dead(self) -> None:
         """`ChildFailedError` when a worker is gone. Never blocks for longer than it takes to learn why."""
+
+    def hung(self, limit: float) -> Failure | None:
+        """The rank that keeps a call from ending, if one has been at it for more than `limit` seconds.
+
+        An idle executor is never hung, nor is one whose ranks go from call to call.
+        """
+        del limit
+        return None
 
     @abstractmethod
     def shutdown(self, budget: float) -> list[str]:

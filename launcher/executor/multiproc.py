@@ -18,15 +18,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from launcher import clock
 from launcher.clock import Deadline
 from launcher.config import EngineSettings, WorkerSettings
-from launcher.errors import ChildFailedError, ClosedError, InternalError, PeerDiedError, UsageError, XserveError
+from launcher.errors import (
+    ChildFailedError,
+    ClosedError,
+    Failure,
+    InternalError,
+    PeerDiedError,
+    UsageError,
+    XserveError,
+)
 from launcher.executor.base import Executor
 from launcher.executor.replies import PendingCall, Replies
-from launcher.ipc import EMPTY, QueueReader, QueueWriter, Ring, Watched, wait_readable
+from launcher.ipc import EMPTY, QueueReader, QueueWriter, Ring, WaitSet, Watched
 from launcher.process.nursery import Child, Nursery
 from launcher.process.reports import Handover
 from launcher.process.spec import ChildMethod, ProcessSpec
+from launcher.worker.marks import MarkPage, Place
 from launcher.worker.rpc import (
     ALL_RANKS,
     QUEUES,
@@ -49,6 +59,8 @@ _SEND_LIMIT = 60.0
 """Seconds that a call may wait for room in the ring: what a rank that long behind has is no longer a load."""
 _ANSWER_RING = 4 << 20
 """Bytes. Larger answers travel beside the ring."""
+_AFTER_SUPERVISOR = 3.0
+"""Seconds by which a supervisor's limit of the start comes first: it can show everybody's stacks, and ends us."""
 _CAUSE_WAIT = 0.5
 """Seconds to look for a death behind an error that says that a peer is gone."""
 
@@ -90,12 +102,17 @@ class MultiprocExecutor(Executor):
         self._pidfds: list[int] = []
         self._readers: list[QueueReader] = []
         self._calls: QueueWriter | None = None
+        self._answers: WaitSet | None = None
+        """All answer rings, and news of the children."""
         self._replies = Replies([])
         self._next = 1
         self._ended: XserveError | None = None
         """Why no call can be made any more."""
         self._closed = False
         self._nursery = Nursery(method or "spawn", ctx=ctx)
+        self._marks: MarkPage | None = None
+        self._behind: dict[int, tuple[Place | None, float]] = {}
+        """Rank that is not idle → where it was seen, and since when it has been there."""
         try:
             self._children = self._nursery.start_all([_of_generation(spec, settings.generation) for spec in specs])
         except BaseException:
@@ -109,7 +126,7 @@ class MultiprocExecutor(Executor):
         self._strike("init")
         try:
             self._hand_over()
-            self._nursery.wait_ready(self.settings.ready_timeout)
+            self._nursery.wait_ready(self.settings.ready_timeout + (_AFTER_SUPERVISOR if self.ctx else 0.0))
         except BaseException as error:
             if isinstance(error, XserveError):
                 self._end(error)
@@ -121,6 +138,7 @@ class MultiprocExecutor(Executor):
         calls = Ring.create("calls", len(children), self.settings.ring_bytes)
         self._rings.append(calls)
         self._calls = QueueWriter(*calls.writer_handle(), codec=make_codec(), own_fds=False)
+        self._marks = MarkPage(len(children))
         for rank, child in enumerate(children):
             answers = Ring.create(f"answers{rank}", 1, min(_ANSWER_RING, self.settings.ring_bytes))
             self._rings.append(answers)
@@ -131,7 +149,7 @@ class MultiprocExecutor(Executor):
                 self._calls.watch(rank, Watched(self._pidfds[-1], child.title, rank, child.pid))
             (call_handle, call_fds), (answer_handle, answer_fds) = calls.reader_handle(rank), answers.writer_handle()
             payload = msgspec.msgpack.encode(Queues(call_handle, answer_handle))
-            self._nursery.send(child, Handover(QUEUES, payload), [*call_fds, *answer_fds])
+            self._nursery.send(child, Handover(QUEUES, payload), [*call_fds, *answer_fds, self._marks.fd])
 
     def shutdown(self, budget: float) -> list[str]:
         if self._closed:
@@ -147,7 +165,7 @@ class MultiprocExecutor(Executor):
             return [child.title for child in self._nursery.stop(budget)]
         finally:
             self._nursery.close()
-            for end in (self._calls, *self._readers, *self._rings):
+            for end in (self._answers, self._calls, *self._readers, *self._rings, self._marks):
                 if end is not None:
                     end.close()
             for fd in self._pidfds:
@@ -219,8 +237,9 @@ class MultiprocExecutor(Executor):
                 raise replies.silence(call, deadline.seconds)
             if self._closed:
                 raise ClosedError("the executor was shut down")
-            children = self._nursery.fileno()
-            ready = wait_readable(self._readers, deadline=replies.earliest(deadline), extra_fds=[children])
+            if self._answers is None:
+                self._answers = WaitSet(self._readers, extra_fds=[self._nursery.fileno()])
+            ready = self._answers.wait(replies.earliest(deadline), self._readers[replies.next_rank(call)])
             if ready.fds and not ready.readers:
                 # Answers first: a worker may have answered and died, and the answer is good.
                 self._look_after_children()
@@ -250,14 +269,56 @@ class MultiprocExecutor(Executor):
         """Hear what the workers and the kernel have to say; a failure of a worker ends the executor."""
         if self._closed or self._ended is not None:
             return
+        if not self._nursery.pump() and not wait:
+            return
         deadline = Deadline.after(wait)
-        self._nursery.pump()
         while not self._nursery.failures() and not deadline.expired:
             self._nursery.poll(deadline.remaining())
         try:
             self._nursery.raise_if_failed()
         except ChildFailedError as error:
             self._end(error)
+
+    def hung(self, limit: float) -> Failure | None:
+        """See `Executor.hung`; to be asked a few times within `limit`. The marks tell; no rank is asked.
+
+        Of several that are late the culprit is, in this order: one that has not even taken its call, one that does not
+        wait for other ranks, the one furthest behind.
+        """
+        if self._marks is None or self._closed:
+            return None
+        now, last = clock.now(), self._next - 1
+        late = []
+        for rank in range(self.world_size):
+            place = self._marks.place(rank)
+            if place.busy_since == 0 and place.call_id >= last:
+                self._behind.pop(rank, None)  # idle, with nothing to do
+                continue
+            seen, since = self._behind.get(rank, (None, now))
+            if seen != place:
+                since = now
+            self._behind[rank] = place, since
+            if now - since >= limit:
+                late.append((place.busy_since != 0, place.waiting, place.call_id, rank))
+        if not late:
+            return None
+        taken, _, call_id, rank = min(late)
+        return self._hang(rank, call_id if taken else last, taken, limit, len(late) - 1)
+
+    def _hang(self, rank: int, call_id: int, taken: bool, limit: float, others: int) -> Failure:
+        child = self._children[rank]
+        what = f"in call {call_id}" if taken else f"has not taken call {call_id}"
+        return Failure(
+            title=child.title,
+            role=child.spec.role,
+            kind="timeout",
+            headline=f"{what} for {limit:g} s (--watchdog-timeout {limit:g})"
+            + (f"; {others} more ranks are late" if others else ""),
+            step="serving",
+            rank=rank,
+            pid=child.pid,
+            at=clock.now(),
+        )
 
     def watch_fds(self) -> list[int]:
         """One descriptor; it is readable as well when a worker has only reported something: ask `raise_if_dead`."""

@@ -24,12 +24,16 @@ from launcher.errors import DeadlineError, InternalError
 
 
 class State(Enum):
+    __hash__ = object.__hash__  # Enum's own is written in Python, and the table is read for every answer
+
     WAITING = "waiting"
     ANSWERED = "answered"
     FAILED = "failed"
 
 
 class Event(Enum):
+    __hash__ = object.__hash__
+
     PART = "an answer; others are missing"
     LAST = "the last answer that was missing"
     STRANGE = "an answer of a rank that was not asked, or its second one"
@@ -146,6 +150,13 @@ class Replies:
         for call_id in list(self._waiting):
             self._happen(call_id, Event.DEATH, error)
 
+    def next_rank(self, call: PendingCall) -> int:
+        """A rank whose answer `call` waits for; for one that only waits for its turn, one of those before it."""
+        for waiting in self._waiting.values():
+            for rank in waiting.missing:
+                return rank
+        return call.wanted[0]
+
     def earliest(self, deadline: Deadline) -> Deadline:
         """The first of `deadline` and those of the calls under way."""
         return min((deadline, *(c.deadline for c in self._waiting.values())), key=lambda d: d.at)
@@ -167,11 +178,13 @@ class Replies:
             text += f"; before it, {behind.label} (call {behind.call_id}) still waits for {others}"
         return DeadlineError(text)
 
+    def _past(self, call_id: int) -> State:
+        return State.FAILED if call_id in self._failed else State.ANSWERED
+
     def _happen(self, call_id: int, event: Event, error: BaseException | None = None) -> Action:
         """Move the call by the table. Calls that have their outcome are no longer in the book; their state is known."""
         call = self._waiting.get(call_id)
-        past = State.FAILED if call_id in self._failed else State.ANSWERED
-        state = past if call is None else call.state
+        state = self._past(call_id) if call is None else call.state
         after, action = TABLE[state, event]
         if action == "bug":
             raise InternalError(f"call {call_id} ({state.value}): {event.value}")

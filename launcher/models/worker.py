@@ -65,6 +65,7 @@ class TransformersWorker(Worker):
             torch.cuda.set_device(self.device)
         self.groups = join(settings.rendezvous, Layout(tp=ranks.tp_size), ranks.tp_rank, self.device)
         self._communicator = self.groups.communicator("tp")
+        self._communicator.on_wait = lambda waiting: self.waits(waiting)
         # Handles and workspaces of the matrix library are made now, so that later measurements count them.
         ones = torch.ones(8, 8, device=self.device)
         self._communicator.all_reduce(ones @ ones)

@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ class Communicator(ABC):
     rank: int
     size: int
     kind: str
+    on_wait: Callable[[bool], None] | None = None
+    """Told True before a wait for the others and False after it."""
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -61,28 +65,33 @@ class TorchCommunicator(Communicator):
         self.kind = "torch"
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        try:
-            if tensor.is_contiguous():
-                dist.all_reduce(tensor, group=self.group)
-            else:
-                whole = tensor.contiguous()
-                dist.all_reduce(whole, group=self.group)
-                tensor.copy_(whole)
-        except RuntimeError as error:
-            raise self._translated(error) from error
+        whole = tensor.contiguous()
+        with self._waiting():
+            dist.all_reduce(whole, group=self.group)
+        if whole is not tensor:
+            tensor.copy_(whole)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         tensor = tensor.contiguous()
         found = [torch.empty_like(tensor) for _ in range(self.size)]
-        try:
+        with self._waiting():
             dist.all_gather(found, tensor, group=self.group)
-        except RuntimeError as error:
-            raise self._translated(error) from error
         return found
 
     def close(self) -> None:
         self.group = None
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if self.on_wait is not None:
+            self.on_wait(True)
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._translated(error) from error
+        if self.on_wait is not None:
+            self.on_wait(False)
 
     def _translated(self, error: RuntimeError) -> Exception:
         text = str(error)

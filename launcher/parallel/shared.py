@@ -146,6 +146,8 @@ class SharedCommunicator(Communicator):
             os.sched_yield()
             if arrivals[where] >= wanted:
                 return
+        if self.on_wait is not None:
+            self.on_wait(True)
         deadline = Deadline.after(self._timeout)
         while arrivals[where] < wanted:
             if self._deaths.poll(0):
@@ -156,6 +158,8 @@ class SharedCommunicator(Communicator):
                     f"(pid {self._pids[peer]}), which is at round {arrivals[where]}, not {wanted}"
                 )
             time.sleep(_NAP)
+        if self.on_wait is not None:
+            self.on_wait(False)
 
     def _raise_if_dead(self, where: int) -> None:
         """The dead one need not be the one waited for: that one waits for it in turn, and nobody would ever arrive."""

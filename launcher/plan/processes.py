@@ -103,6 +103,7 @@ def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved
         ready_timeout=config.ready_timeout,
         shutdown_timeout=config.shutdown_timeout,
         seed=config.seed,
+        watchdog_timeout=config.watchdog_timeout,
         generation=place.generation,
     )
     children = () if alone else tuple(_worker(place, made, env, each) for each in workers)

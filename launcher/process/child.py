@@ -149,6 +149,7 @@ def _be_born(up: channels.ChildChannel, birth: Birth, fds: list[int]) -> ChildCo
     os.environ.update(spec.env)
     ctx.set_title(spec.early_title or spec.title)
     faulthandler.disable()  # a fork inherits "enabled", but its handlers were reset above
+    faulthandler.unregister(STACK_SIGNAL)
     faulthandler.enable(file=2, all_threads=False)
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     reseed()

@@ -15,10 +15,22 @@ import setproctitle
 
 from launcher import clock
 from launcher.clock import Deadline
-from launcher.errors import ClosedError, DeadlineError, XserveError
+from launcher.errors import ClosedError, DeadlineError, Failure, XserveError
 from launcher.process import channel as channels
 from launcher.process import kernel, signals
-from launcher.process.reports import Drain, Handover, ReadyReport, Step, StepReport, Stop, TreeState, UpMessage
+from launcher.process.reports import (
+    Drain,
+    Handover,
+    Hang,
+    Ping,
+    Pong,
+    ReadyReport,
+    Step,
+    StepReport,
+    Stop,
+    TreeState,
+    UpMessage,
+)
 from launcher.process.spec import ProcessSpec
 
 _PROGRESS_GAP = 0.2
@@ -82,6 +94,10 @@ class ChildContext:
         self.step = Step.READY
         self.send(ReadyReport(info=info or {}))
 
+    def report_hang(self, failure: Failure) -> None:
+        """A child of ours is hung: the supervisor shows the stacks of all and then decides."""
+        self.send(Hang(failure=failure))
+
     # --- down
 
     def fileno(self) -> int:
@@ -134,7 +150,9 @@ class ChildContext:
             if got is None:
                 return
             message, fds = got
-            if isinstance(message, Handover):
+            if isinstance(message, Ping):
+                self.send(Pong(number=message.number))  # we are here because the target's own loop looked
+            elif isinstance(message, Handover):
                 self._handovers.append((message, fds))
             elif isinstance(message, TreeState | Drain | Stop):
                 self._stop = self._stop or isinstance(message, Stop)

@@ -387,6 +387,11 @@ class Nursery:
         with contextlib.suppress(OSError, DeadlineError):
             child.channel.send(message, fds, Deadline.after(5))
 
+    def send_nowait(self, child: Child, message: DownMessage) -> None:
+        """Send if there is room; a child that does not read must not hold its parent up."""
+        with contextlib.suppress(OSError, DeadlineError):
+            child.channel.send(message, deadline=Deadline.after(0))
+
     def stop(self, budget: float) -> list[Child]:
         """Stop all within `budget` seconds and reap them; returns those that had to be killed.
 

@@ -1,9 +1,9 @@
 """Messages between a child and its parent (and, mirrored, the supervisor) over the channel. No I/O here.
 
-Up (child → parent): `Born`, `StepReport`, `ReadyReport`, `FailureReport`, `ChildStarted`, `ChildGone`, `Drained`,
-`Goodbye`.
-Down (parent → child): `Birth` first, then `Handover`, `TreeState`, `Drain`, `Stop`; to the helper `Fork`, `Guard`,
-`Unguard`.
+Up (child → parent): `Born`, `StepReport`, `ReadyReport`, `FailureReport`, `Hang`, `Pong`, `ChildStarted`, `ChildGone`,
+`Drained`, `Goodbye`.
+Down (parent → child): `Birth` first, then `Handover`, `TreeState`, `Drain`, `Stop`, `Ping`; to the helper `Fork`,
+`Guard`, `Unguard`.
 EOF in either direction = the process at the other end is gone.
 """
 
@@ -61,6 +61,18 @@ class FailureReport(msgspec.Struct, frozen=True, tag=True):
 
     failure: Failure
     cause: Failure | None = None
+
+
+class Hang(msgspec.Struct, frozen=True, tag=True):
+    """A child of the sender is hung. The sender lives on, so that the stacks of all can be shown first."""
+
+    failure: Failure
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The sender's main loop turns: the answer to `Ping`."""
+
+    number: int
 
 
 class ChildStarted(msgspec.Struct, frozen=True, tag=True):
@@ -134,6 +146,12 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     budget: float
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """To be answered by `Pong` from the main loop."""
+
+    number: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Stop within `budget` seconds."""
 
@@ -161,5 +179,5 @@ class Unguard(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-UpMessage = StepReport | ReadyReport | FailureReport | ChildStarted | ChildGone | Born | Drained | Goodbye
-DownMessage = Birth | Handover | TreeState | Drain | Stop | Fork | Guard | Unguard
+UpMessage = StepReport | ReadyReport | FailureReport | ChildStarted | ChildGone | Born | Hang | Pong | Drained | Goodbye
+DownMessage = Birth | Handover | TreeState | Drain | Stop | Ping | Fork | Guard | Unguard

@@ -7,6 +7,7 @@ within one budget. It imports no torch and no zmq, and it decides nothing in a s
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import os
 import select
@@ -21,7 +22,8 @@ import msgspec
 from launcher import clock
 from launcher.clock import Deadline
 from launcher.errors import Failure
-from launcher.process import kernel, sessions
+from launcher.process import kernel, procfs, sessions
+from launcher.process.child import STACK_SIGNAL
 from launcher.process.helper import HelperSettings
 from launcher.process.helper_client import Helper, helper_spec
 from launcher.process.lifecycle import Action, Event, State, next_cell
@@ -32,7 +34,11 @@ from launcher.process.reports import (
     DownMessage,
     Drain,
     Drained,
+    Hang,
+    Ping,
+    Pong,
     ReadyReport,
+    Step,
     StepReport,
     TreeState,
     UpMessage,
@@ -46,6 +52,7 @@ from launcher.process.stop import StopSequence
 from launcher.process.tree import Tree
 from launcher.process.units import Phase, Unit, Units
 from launcher.process.verdict import Verdict
+from launcher.process.watchdog import Watchdog
 from launcher.process.wires import Output, Wires
 
 ROOT = "Supervisor"
@@ -86,6 +93,8 @@ class SupervisorSettings:
     """Seconds for a whole stop."""
     environment: Mapping[str, str]
     """For the helper's exec."""
+    watchdog_timeout: float = 0.0
+    """Seconds without an answer after which a process counts as hung; 0: never."""
     restart: RestartSettings = field(default_factory=RestartSettings)
     renew: Callable[[ProcessSpec, int], ProcessSpec] = lambda spec, _generation: spec
     """A process's spec for its n-th life (0 is the first)."""
@@ -133,7 +142,8 @@ class Supervisor:
         self._notifier = notifier
         self._outcome = Outcome()
         self._verdict = Verdict(self.tree, output.tail)
-        self._signals = SignalPipe(_stop_signals() | {signal.SIGCHLD})
+        self._watchdog = Watchdog(settings.watchdog_timeout)
+        self._signals = SignalPipe(_stop_signals() | {signal.SIGCHLD, STACK_SIGNAL})
         self._wires = Wires(output, self._pid_of)
         spec = helper_spec(settings.method, settings.helper, settings.environment)
         self._helper = Helper(spec, self._wires, settings.lock_fd)
@@ -194,6 +204,8 @@ class Supervisor:
         for number in self._signals.read():
             if number in _STOP_SIGNALS:
                 self.ask_to_stop(number)
+            elif number == STACK_SIGNAL:
+                self.show_stacks("asked by SIGQUIT")
         self._reap_strangers()
 
     def _until_next_timer(self) -> int | None:
@@ -201,6 +213,7 @@ class Supervisor:
         waits = [self._verdict.deadline.remaining(), self._drain_by.remaining()]
         waits += [sequence.advance() for sequence in self._sequences()]
         if not self._stopping:
+            waits.append(self._watchdog.until_turn(clock.now()))
             soonest = self._units.soonest_start()
             # A unit that is due and not started waits for the helper: its word wakes us.
             waits += [soonest] if soonest > 0 else []
@@ -215,6 +228,8 @@ class Supervisor:
             self._check_start()
         else:
             self._start_lines.reset()
+        if not self._stopping:
+            self._watch()
         if self._verdict.deadline.expired:
             self._on_verdict()
         if not self._stopping and self.state is not State.DRAINING:
@@ -294,9 +309,40 @@ class Supervisor:
         if line := self._start_lines.due([record for record in self.tree if record.title in running]):
             self._screen.note(line)
         last = max(record.last_progress for record in self.tree if record.title in running)
-        # The engine core has the same limit and more to say of its workers: it goes first, by these 2 s.
-        if clock.now() - last > self._settings.ready_timeout + 2 and not self._verdict.due:
-            self._verdict.too_slow(behind[0], self._settings.ready_timeout)
+        # The engine core has a limit too, a few seconds later: if it went first, its workers' stacks would go with it.
+        if clock.now() - last > self._settings.ready_timeout and not self._verdict.due:
+            self.show_stacks(f"no progress for {self._settings.ready_timeout:g} s")
+            slowest = self.tree.slowest()
+            guilty = slowest if slowest is not None and slowest in behind else behind[0]
+            self._verdict.too_slow(guilty, self._settings.ready_timeout)
+
+    def _watch(self) -> None:
+        """Ping who serves; one that has not answered for the limit is hung."""
+        ready = [c for c in self._nursery.children if c.is_ready and not c.is_gone and not self._is_expected(c.title)]
+        turn = self._watchdog.turn(clock.now(), [child.title for child in ready])
+        if turn is None:
+            return
+        for child in ready:
+            self._nursery.send_nowait(child, Ping(number=self._watchdog.number))
+        if turn.late and not self._verdict.due:
+            self.show_stacks("no answer from " + ", ".join(title for title, _ in turn.late))
+            for title, age in turn.late:
+                self._verdict.silent(self.tree[title], age, self._watchdog.limit)
+
+    def show_stacks(self, why: str) -> None:
+        """Have every process print the Python stack of each of its threads; all of them go on.
+
+        By a signal that each has set up at birth (faulthandler): no tool, no privilege, no interpreter lock needed.
+        """
+        self._screen.note(f"stacks of all processes: {why}")
+        faulthandler.dump_traceback(file=2)
+        for record in self.tree:
+            if not record.pid or record.gone or record.step is Step.SPAWNED:
+                continue
+            stat = procfs.read_stat(record.pid)
+            if stat is not None and stat.state in "TtD":
+                self._screen.note(f"{record.title} (pid {record.pid}) cannot show its stack: state {stat.state}")
+            sessions.signal_process(record.pid, record.start_time, STACK_SIGNAL)
 
     # --- listen
 
@@ -321,6 +367,11 @@ class Supervisor:
             self._worker_gone(message)
         elif isinstance(message, Drained):
             self._on_drained(title, message)
+        elif isinstance(message, Pong):
+            self._watchdog.heard(title, clock.now())
+        elif isinstance(message, Hang) and not self._is_expected(title) and message.failure.title in self.tree.records:
+            self.show_stacks(f"{message.failure.title} is hung")
+            self._verdict.hung(message.failure.title, message.failure)
         if record.failure is not None and not self._is_expected(title):
             self._verdict.suspect()
         if changed:

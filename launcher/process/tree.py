@@ -134,13 +134,20 @@ class Tree:
         waiting = [record for record in self if not record.ready and not record.gone]
         return sorted(waiting, key=lambda r: (_ORDER.index(r.step), r.last_progress))
 
+    def slowest(self) -> Record | None:
+        """The one that the others wait for; None when all are READY. An engine core that waits for its workers is not
+        what is slow."""
+
+        def is_waiting(record: Record) -> bool:
+            known = [self.records[child.title] for child in record.spec.children]
+            return any(child.pid for child in known) and not all(child.ready for child in known)
+
+        return next((record for record in self.behind() if not is_waiting(record)), None)
+
     def phase(self) -> str:
         """One line on the slowest: ``Worker_DP0_PP0_TP2: model 120/538 MB``."""
-        for record in self.behind():
-            if record.spec.children and not all(self.records[c.title].ready for c in record.spec.children):
-                continue  # an engine core that waits for its workers is not what is slow
-            return f"{record.title}: {record.step}{describe_progress(record.progress)}"
-        return "ready"
+        record = self.slowest()
+        return "ready" if record is None else f"{record.title}: {record.step}{describe_progress(record.progress)}"
 
 
 def describe_progress(report: StepReport | None) -> str:

@@ -13,6 +13,7 @@ from launcher.errors import Failure, FailureKind
 from launcher.process.causes import describe_exit, first_cause
 from launcher.process.nursery import ExitStatus
 from launcher.process.oom import oom_kills
+from launcher.process.procfs import read_stat
 from launcher.process.reports import Step
 from launcher.process.tree import Record, Tree
 
@@ -20,6 +21,14 @@ _COLLECT = 0.5
 """Seconds from the first failure to the verdict: its cause may be reported after it."""
 _COLLECT_AFTER_DEATH = 0.1
 """Seconds from a hard death: only another one, a moment earlier, can be the cause of that."""
+
+
+_STATES = {
+    "T": ": it is stopped (state T, as by SIGSTOP)",
+    "t": ": it is stopped by a debugger (state t)",
+    "D": ": it is stuck in the kernel (state D)",
+}
+"""Why a process cannot even show its stack."""
 
 
 class Verdict:
@@ -63,6 +72,18 @@ class Verdict:
         self.suspect()
         self.deadline = self.deadline.earlier(_COLLECT_AFTER_DEATH)
 
+    def hung(self, title: str, failure: Failure) -> None:
+        """A process makes no progress; its stack is being shown, which takes a moment."""
+        record = self._tree[title]
+        record.failure = record.failure or failure
+        self.suspect()
+
+    def silent(self, record: Record, age: float, limit: float) -> None:
+        """A process does not answer."""
+        state = _STATES.get(stat.state, "") if (stat := read_stat(record.pid)) else ""
+        text = f"has not answered for {age:.0f} s{state} (--watchdog-timeout {limit:g})"
+        self.hung(record.title, failure_of(record, "timeout", text))
+
     def too_slow(self, record: Record, limit: float) -> None:
         """No progress of anybody within the limit; `record` is the furthest behind."""
         age = clock.now() - record.last_progress
@@ -82,7 +103,7 @@ class Verdict:
         for record in self._tree:
             record.failure = None
         cause, follow_ons = first_cause(failures)
-        if cause.kind == "died":
+        if cause.kind in ("died", "timeout"):
             cause = msgspec.structs.replace(cause, last_output=self._tail(cause.title))
         return cause, follow_ons
 

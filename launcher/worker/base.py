@@ -18,6 +18,7 @@ that the engine core sent them, the same order on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from launcher.config import WorkerSettings
@@ -61,6 +62,10 @@ def no_progress(done: float, total: float = 0, unit: str = "", detail: str = "")
     """The default: nobody listens."""
 
 
+def no_waits(waiting: bool) -> None:
+    """The default: nobody watches."""
+
+
 class Worker:
     """Base class with harmless defaults; only `execute_model` and `kv_cache_spec` have none."""
 
@@ -68,6 +73,9 @@ class Worker:
         self.settings = settings
         self.progress: Progress = no_progress
         """Replaced by the worker process before `init_device`."""
+        self.waits: Callable[[bool], None] = no_waits
+        """Call it with True before a wait for other ranks, with False after it: so that a hung group's culprit can be
+        named. Replaced by the worker process before its first call."""
 
     def init_device(self) -> None:
         """Choose the device, join the groups. Collective: every rank calls it at the same time."""

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from launcher import clock
 from launcher.clock import Deadline
 from launcher.errors import ClosedError, InternalError, PeerDiedError
-from launcher.ipc import EMPTY, QueueReader, QueueWriter, Watched, wait_readable
+from launcher.ipc import EMPTY, QueueReader, QueueWriter, WaitSet, Watched
+from launcher.worker.marks import Mark
 from launcher.worker.rpc import (
     ALL_RANKS,
     Call,
@@ -32,45 +32,26 @@ _FOREVER = Deadline.after(None)
 """A worker may be idle for days, and its engine core stopped in a debugger: only a death or a stop ends these waits."""
 
 
-class Mark:
-    """Where the loop is: written by the loop, read by who watches it from another thread; plain stores."""
-
-    __slots__ = ("at", "busy", "call_id", "steps")
-
-    def __init__(self) -> None:
-        self.busy = False
-        self.at = clock.now()
-        """When it last became busy or idle, monotonic seconds."""
-        self.call_id = 0
-        self.steps = 0
-
-    def begin(self, call_id: int) -> None:
-        self.call_id = call_id
-        self.at = clock.now()
-        self.busy = True
-
-    def end(self) -> None:
-        self.at = clock.now()
-        self.busy = False
-
-
 class Loop:
     """`run` returns why it ended: ``shutdown``, ``stop`` or ``parent gone``."""
 
-    def __init__(self, worker: Any, rank: int, calls: QueueReader, answers: QueueWriter) -> None:
+    def __init__(
+        self, worker: Any, rank: int, calls: QueueReader, answers: QueueWriter, mark: Mark | None = None
+    ) -> None:
         self._worker = worker
         self._rank = rank
         self._calls = calls
         self._answers = answers
         self._last = 0
         """Number of the last call; they come without a gap."""
-        self.mark = Mark()
+        self.mark = mark or Mark()
 
     def run(self, *, parent: Watched, stop_fd: int, stop_requested: Callable[[], bool]) -> str:
         """`stop_fd` becomes readable when `stop_requested` should be asked."""
+        waiting = WaitSet([self._calls], watched=[parent], extra_fds=[stop_fd])
         while True:
             try:
-                call = self._next(parent, stop_fd, stop_requested)
+                call = self._next(waiting, stop_requested)
                 if isinstance(call, str):
                     return call
                 if isinstance(call, ShutdownCall):
@@ -80,7 +61,7 @@ class Loop:
                 log.debug("the engine core is gone: %s", error)
                 return "parent gone"
 
-    def _next(self, parent: Watched, stop_fd: int, stop_requested: Callable[[], bool]) -> Call | str:
+    def _next(self, waiting: WaitSet, stop_requested: Callable[[], bool]) -> Call | str:
         """The next call, or why there will be none."""
         while True:
             try:
@@ -98,7 +79,7 @@ class Loop:
             if call is not EMPTY:
                 self._last = call.call_id
                 return call  # type: ignore[no-any-return]
-            ready = wait_readable([self._calls], deadline=_FOREVER, watched=[parent], extra_fds=[stop_fd])
+            ready = waiting.wait(_FOREVER, self._calls)
             if ready.readers:
                 continue  # calls that were sent come before a stop or a death that was seen with them
             if ready.dead:
@@ -113,11 +94,9 @@ class Loop:
         except BaseException as error:
             # Everything: a SystemExit out of a library must not end the worker without a word to the caller either.
             reply = error_reply(call.call_id, error)
-        if isinstance(reply, ErrorReply) or call.reply_rank in (self._rank, ALL_RANKS):
+        if call.reply_rank == self._rank or call.reply_rank == ALL_RANKS or isinstance(reply, ErrorReply):
             self._send(reply)
-        if isinstance(call, StepCall | SampleCall):
-            self.mark.steps += 1
-        self.mark.end()
+        self.mark.end(step=isinstance(call, StepCall | SampleCall))
 
     def _send(self, reply: Reply) -> None:
         try:

@@ -27,8 +27,10 @@ from launcher.errors import ClosedError
 from launcher.ipc import QueueReader, QueueWriter, Watched
 from launcher.process.child import ChildContext
 from launcher.process.reports import Step
+from launcher.worker.base import no_waits
 from launcher.worker.classes import worker_class
 from launcher.worker.loop import Loop
+from launcher.worker.marks import Mark
 from launcher.worker.rpc import QUEUES, Queues, make_codec
 
 log = logging.getLogger(__name__)
@@ -77,15 +79,19 @@ def _serve(ctx: ChildContext, worker: Any, rank: int, parent: Watched) -> None:
     queues = msgspec.msgpack.decode(payload, type=Queues)
     border = queues.calls.descriptors
     calls = QueueReader(queues.calls, fds[:border], codec=make_codec())
-    answers = QueueWriter(queues.answers, fds[border:], codec=make_codec())
+    answers = QueueWriter(queues.answers, fds[border:-1], codec=make_codec())
+    mark = Mark(fds[-1], rank)
+    worker.waits = mark.waits
     try:
         answers.watch(0, parent)
         ctx.ready({})
         ctx.enter(Step.SERVING)
-        why = Loop(worker, rank, calls, answers).run(
+        why = Loop(worker, rank, calls, answers, mark).run(
             parent=parent, stop_fd=ctx.fileno(), stop_requested=lambda: ctx.stop_requested
         )
         log.debug("the loop has ended: %s", why)
     finally:
         calls.close()
         answers.close()
+        worker.waits = no_waits
+        mark.close()

@@ -4,14 +4,16 @@ Executor → all workers, one broadcast ring, calls numbered 1, 2, 3 … without
 
     StepCall      execute_model(plan)         msgspec: the fast path, a few µs
     SampleCall    sample_tokens(mask)         msgspec
-    RpcCall       anything else               pickled: method names, callables, arrays and tensors out of band
+    NameCall      a method by name, no arguments   msgspec
+    RpcCall       anything else               pickled: callables, arguments; arrays and tensors out of band
     ShutdownCall  end of the loop, no answer
 
 Worker → executor, one ring per rank, answers in the order of the calls. A rank that is not asked to reply says nothing
 unless it fails: an `ErrorReply` is always sent, so that no error is lost.
 
     StepReply     answer to the first two     msgspec
-    RpcReply      answer to `RpcCall`         pickled
+    PlainReply    answer to the other two     msgspec: None, a number, a string
+    RpcReply      the same, any value         pickled
     ErrorReply    it raised                   msgspec
 
 Pickle is for a parent and its own local children alone (`Codec(trusted=True)`).
@@ -50,6 +52,12 @@ class SampleCall(msgspec.Struct, frozen=True, array_like=True):
     mask: GrammarMask | None
 
 
+class NameCall(msgspec.Struct, frozen=True, array_like=True):
+    call_id: int
+    reply_rank: int
+    method: str
+
+
 class ShutdownCall(msgspec.Struct, frozen=True, array_like=True):
     call_id: int
 
@@ -70,6 +78,11 @@ class StepReply(msgspec.Struct, frozen=True, array_like=True):
     output: StepOutput | None
 
 
+class PlainReply(msgspec.Struct, frozen=True, array_like=True):
+    call_id: int
+    value: bool | int | float | str | None
+
+
 @dataclass(frozen=True, slots=True)
 class RpcReply:
     call_id: int
@@ -86,12 +99,14 @@ class ErrorReply(msgspec.Struct, frozen=True, array_like=True):
     peer_lost: bool = False
 
 
-Call = StepCall | SampleCall | RpcCall | ShutdownCall
-Reply = StepReply | RpcReply | ErrorReply
+Call = StepCall | SampleCall | NameCall | RpcCall | ShutdownCall
+Reply = StepReply | PlainReply | RpcReply | ErrorReply
+_PLAIN = frozenset((type(None), bool, int, float, str))
+"""What msgpack gives back as it was; not their subclasses."""
 
 
 class Queues(msgspec.Struct, frozen=True):
-    """Payload of the handover `QUEUES`. Its descriptors: those of `calls`, then those of `answers`."""
+    """Payload of the handover `QUEUES`. Its descriptors: those of `calls`, of `answers`, and the page of marks."""
 
     calls: RingHandle
     answers: RingHandle
@@ -99,13 +114,16 @@ class Queues(msgspec.Struct, frozen=True):
 
 def make_codec() -> Codec:
     """The codec of both rings. Trusted: parent and child on one machine."""
-    return Codec({1: StepCall, 2: SampleCall, 3: ShutdownCall, 4: StepReply, 5: ErrorReply}, trusted=True)
+    kinds = (StepCall, SampleCall, ShutdownCall, StepReply, ErrorReply, NameCall, PlainReply)
+    return Codec(dict(enumerate(kinds, 1)), trusted=True)
 
 
 def make_call(
     call_id: int, reply_rank: int, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Call:
     """The message for a call; the two of every step have their own."""
+    if not args and not kwargs and type(method) is str:
+        return NameCall(call_id, reply_rank, method)
     if not kwargs and len(args) == 1:
         if method == "execute_model" and isinstance(args[0], StepPlan):
             return StepCall(call_id, reply_rank, args[0])
@@ -127,13 +145,17 @@ def invoke(worker: Any, method: str | Callable[..., Any], args: tuple[Any, ...],
     return bound(*args, **kwargs)
 
 
-def carry_out(worker: Any, call: StepCall | SampleCall | RpcCall) -> Reply:
+def carry_out(worker: Any, call: StepCall | SampleCall | NameCall | RpcCall) -> Reply:
     """Execute a call; its answer. Whatever it raises propagates."""
     if isinstance(call, StepCall):
         return StepReply(call.call_id, worker.execute_model(call.plan))
     if isinstance(call, SampleCall):
         return StepReply(call.call_id, worker.sample_tokens(call.mask))
-    return RpcReply(call.call_id, invoke(worker, call.method, call.args, call.kwargs))
+    if isinstance(call, NameCall):
+        value = invoke(worker, call.method, (), {})
+    else:
+        value = invoke(worker, call.method, call.args, call.kwargs)
+    return PlainReply(call.call_id, value) if type(value) in _PLAIN else RpcReply(call.call_id, value)
 
 
 def error_reply(call_id: int, error: BaseException) -> ErrorReply:

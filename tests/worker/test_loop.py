@@ -14,7 +14,16 @@ from launcher.clock import Deadline
 from launcher.errors import InternalError
 from launcher.ipc import EMPTY, QueueReader, QueueWriter, Ring, Watched
 from launcher.worker.loop import Loop
-from launcher.worker.rpc import ALL_RANKS, ErrorReply, RpcCall, RpcReply, ShutdownCall, StepCall, StepReply, make_codec
+from launcher.worker.rpc import (
+    ALL_RANKS,
+    ErrorReply,
+    PlainReply,
+    RpcCall,
+    ShutdownCall,
+    StepCall,
+    StepReply,
+    make_codec,
+)
 from launcher.worker.step import StepPlan
 from tests.conftest import eventually
 
@@ -102,7 +111,7 @@ def test_all_calls_run_and_only_the_reply_rank_answers(rig: Rig) -> None:
     rig.send(RpcCall(3, 0, "note", ("c",)))
     rig.send(RpcCall(4, ALL_RANKS, "note", ("d",)))
     rig.send(StepCall(5, RANK, StepPlan(9)))
-    assert [rig.answer() for _ in range(3)] == [RpcReply(2, "b"), RpcReply(4, "d"), StepReply(5, None)]
+    assert [rig.answer() for _ in range(3)] == [PlainReply(2, "b"), PlainReply(4, "d"), StepReply(5, None)]
     assert rig.work.seen == ["a", "b", "c", "d", 9]
     assert rig.answers.try_dequeue() is EMPTY
     rig.send(ShutdownCall(6))
@@ -118,7 +127,7 @@ def test_errors_are_always_sent_and_the_loop_goes_on(rig: Rig) -> None:
     assert all(isinstance(error, ErrorReply) for error in errors)
     assert [(e.call_id, e.type_name) for e in errors] == [(1, "UsageError"), (2, "SystemExit"), (3, "UsageError")]
     assert "in leave" in errors[1].remote_traceback
-    assert rig.answer() == RpcReply(4, "still here")
+    assert rig.answer() == PlainReply(4, "still here")
 
 
 class _Elsewhere:
@@ -130,10 +139,10 @@ def test_a_call_that_cannot_be_read_is_answered_under_its_number(rig: Rig) -> No
     rig.send(RpcCall(1, RANK, "note", ("first",)))
     rig.send(RpcCall(2, 0, "note", (_Elsewhere(),)))
     rig.send(RpcCall(3, RANK, "note", ("third",)))
-    assert rig.answer() == RpcReply(1, "first")
+    assert rig.answer() == PlainReply(1, "first")
     error = rig.answer()
     assert (error.call_id, "not_there_module" in error.message) == (2, True)
-    assert rig.answer() == RpcReply(3, "third")
+    assert rig.answer() == PlainReply(3, "third")
 
 
 def test_a_stop_comes_after_the_calls_that_were_sent(rig: Rig) -> None:
@@ -167,10 +176,8 @@ def test_a_broken_ring_is_not_asked_for_ever(rig: Rig) -> None:
 def test_the_mark_follows_the_calls(rig: Rig) -> None:
     gate = threading.Event()
     rig.work.wait = lambda: gate.wait(5)  # type: ignore[attr-defined]
-    begun = rig.loop.mark.at
     rig.send(RpcCall(1, 0, "wait"))
     eventually(lambda: rig.loop.mark.busy and rig.loop.mark.call_id == 1, 5, "busy with call 1")
-    assert rig.loop.mark.at >= begun
     gate.set()
     rig.send(StepCall(2, RANK, StepPlan(1)))
     rig.answer()

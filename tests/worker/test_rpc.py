@@ -7,6 +7,8 @@ import pytest
 from launcher.errors import PeerDiedError, UsageError
 from launcher.worker.rpc import (
     ErrorReply,
+    NameCall,
+    PlainReply,
     RpcCall,
     RpcReply,
     SampleCall,
@@ -56,7 +58,7 @@ def test_carrying_out() -> None:
     worker = Echo()
     assert carry_out(worker, StepCall(1, 0, PLAN)) == StepReply(1, StepOutput(3))
     assert carry_out(worker, SampleCall(2, 0, None)) == StepReply(2, None)
-    assert carry_out(worker, RpcCall(3, 0, "both", (1,), {"b": 2})) == RpcReply(3, 3)
+    assert carry_out(worker, RpcCall(3, 0, "both", (1,), {"b": 2})) == PlainReply(3, 3)
     assert carry_out(worker, RpcCall(4, 0, lambda w, x: (type(w), x), (5,))) == RpcReply(4, (Echo, 5))
 
 
@@ -117,6 +119,10 @@ def test_every_message_survives_the_codec() -> None:
         ErrorReply(4, "E", "m", "t", True),
         RpcCall(5, 0, "m", ((1, 2), {3}), {"k": None}),
         RpcReply(6, {"a": (1, 2)}),
+        NameCall(7, -1, "check_health"),
+        PlainReply(8, None),
+        PlainReply(8, 1.5),
+        PlainReply(8, 1 << 80),
     ):
         tag, head, buffers = codec.encode(message)
         assert codec.decode(tag, memoryview(head), [bytearray(b) for b in buffers]) == message
