@@ -95,7 +95,7 @@ def test_what_is_bound_and_why_it_starts_so() -> None:
     assert [(row.node, row.cpus) for row in rows(made)[3:]] == [("1", "4-5")] * 2
     shown = to_json(made)
     worker = shown["processes"][1]["children"][0]
-    assert (worker["cpus"], worker["memory_nodes"]) == ([4, 5], [1])
+    assert (worker["cpus"], worker["memory_nodes"]) == ((4, 5), (1,))
     assert worker["start_method_why"] == "its engine core forks before it has a thread"
     assert "imports are done once" in shown["processes"][1]["start_method_why"]
 
