@@ -269,6 +269,7 @@ VERSION = Flag("--version", "", "Print the version and exit.", kind="switch")
 COMMANDS: dict[str, tuple[Flag, ...]] = {
     "launch": LAUNCH,
     "plan": (*LAUNCH, JSON),
+    "doctor": (*LAUNCH, JSON),
     "status": (NAME, JSON),
     "stop": (NAME, TIMEOUT),
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def launch(given: dict[str, Any]) -> int:
     """Start, serve, stop. `ChildFailedError` when the tree failed."""
     config = launch_config(given)
-    _see_working_directory()
+    see_working_directory()
     from launcher.cli.report import failure_text
     from launcher.cli.screen import StartScreen
     from launcher.serve import serve
@@ -27,7 +27,7 @@ def launch(given: dict[str, Any]) -> int:
     return serve(config, StartScreen, failure_text)
 
 
-def _see_working_directory() -> None:
+def see_working_directory() -> None:
     """``--worker my_worker:MyWorker`` is to be found where the user stands; last, so that it shadows nothing."""
     here = str(Path.cwd())
     if here not in sys.path:
@@ -38,7 +38,7 @@ def plan(given: dict[str, Any]) -> int:
     """Print the processes that a launch would start."""
     as_json = given.pop("json")
     config = launch_config(given)
-    _see_working_directory()
+    see_working_directory()
     from launcher.host import read_host
     from launcher.plan import show
     from launcher.plan.plan import make_plan

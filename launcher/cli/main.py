@@ -86,6 +86,14 @@ def plan(given: dict[str, Any]) -> int:
     return implementation.plan(given)
 
 
+@command("doctor", epilog=_FOOTER)
+def doctor(given: dict[str, Any]) -> int:
+    """Check this machine, and a launch with the same flags: what stands in its way, and what mends it."""
+    from launcher.cli import doctor as implementation
+
+    return implementation.doctor(given)
+
+
 @command("status")
 def status(given: dict[str, Any]) -> int:
     """Show the state of a running instance and of each of its processes."""

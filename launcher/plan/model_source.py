@@ -52,6 +52,15 @@ def resolve_model(value: str) -> Path:
     return _ask_hub(value)
 
 
+def is_local(value: str) -> bool:
+    """Whether `resolve_model` can answer without asking anybody: a directory, or a value that it refuses."""
+    try:
+        path = Path(value).expanduser()
+        return path.exists() or path.parent.is_dir() or _HUB_ID.fullmatch(value) is None
+    except (OSError, RuntimeError):
+        return True
+
+
 def _ask_hub(hub_id: str) -> Path:
     """Run this module as a program. No deadline of ours: it downloads for as long as it takes, with its own limits."""
     program = "import sys; sys.path[:] = sys.argv[3:]; from launcher.plan.model_source import main; sys.exit(main())"
