@@ -35,7 +35,10 @@ What always holds:
   engine client is closed before its place is given away: no sequence outlives its request in the core.
 - No piece of text holds half a character, nor any character of a stop string. `usage` counts the tokens up to and with
   the one that completed the stop string, whatever the engine computed beyond.
-- ``/livez`` answers as long as the process does; ``/readyz`` is 200 exactly when a request would be taken.
+- ``/livez`` answers as long as the process does; ``/readyz`` is 200 exactly when a request would be answered now.
+- With restarts (`ApiSettings.restart`) a request that was admitted outlives its engine core: it waits, is sent again,
+  and its answer goes on to the token where it was. New ones are taken meanwhile, up to `max_waiting` in all. Nobody
+  waits longer than until the tree says that it stops or has failed, or a drain's time is over.
 - Only the event loop's thread touches state; long texts are encoded on two threads that touch the tokenizer alone.
 - The process installs no signal handlers and never imports torch.
 """

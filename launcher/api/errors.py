@@ -108,6 +108,11 @@ def engine_failed(message: str, code: str = "engine_error") -> ApiError:
     return ApiError(500, message, kind="server_error", code=code)
 
 
+def poisoned(message: str) -> ApiError:
+    """Clients that send a 500 again by themselves are told not to (OpenAI's own obey the header)."""
+    return ApiError(500, message, kind="server_error", code="poison_request", headers={"x-should-retry": "false"})
+
+
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     body = msgspec.json.encode(content)
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")

@@ -18,7 +18,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from launcher.api.errors import ApiError, ClientGone, cut_short, engine_failed
+from launcher.api.errors import ApiError, ClientGone, cut_short, engine_failed, poisoned
 from launcher.api.state import Ticket
 from launcher.errors import EngineDeadError, PoisonError
 
@@ -42,7 +42,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineDeadError):
         return engine_failed(f"The engine died while it worked on this request: {error}", "engine_dead")
     if isinstance(error, PoisonError):
-        return engine_failed(f"The request cannot be answered: {error}.", "poison_request")
+        return poisoned(f"The request cannot be answered: {error}.")
     log.error("a request failed", exc_info=error)
     return engine_failed(f"Internal error: {type(error).__name__}.", "internal_error")
 

@@ -16,7 +16,8 @@
 `core`             `EngineCore`: executor + scheduler, no socket. The library uses it as it is
 `front`            the core's socket and its clients; `core_loop`: the loop around socket, core and parent
 `core_process`     the process's target: the order of its life
-`connection`       the API server's socket; `client`: `EngineClient` on top of it
+`connection`       the API server's socket; `client`: `EngineClient` on top of it; `calls`: its calls
+`replay`           which requests are sent again when a core has died, and which is given up; `stream`: one of them
 =================  ================================================================================================
 
 **What comes in**: requests (prompt token ids and sampling parameters; for a replay the output so far), aborts, calls,
@@ -35,13 +36,18 @@ requests' news; to the parent the steps of life, READY with `EngineInfo`.
 - One thread of ours in the core process. Idle, it sits in one poll on ZMQ's descriptor, the parent's channel and the
   workers' deaths. It never waits for a client: what one does not take stays in its outbox.
 - Every core → client message that tells of requests carries the generation; the client drops older ones.
+- A request of a client that keeps its requests ends by its last token, its reader's leaving, an error of its own, as
+  poison, or when the client is told that the core will not come back; never by the core's death alone. Its tokens are
+  those of one undisturbed life: sampling is a function of prompt, seed and position.
+- A core answers pings during a step, too. *Alive* (it answers) and *progress* (its steps end) are two things.
 
 **Who writes and reads what**
 
 =============================  ===================================  ==============================================
 line                           writer → reader                      end of it
 =============================  ===================================  ==============================================
-``settings.address`` (ipc)     `EngineClient` ⇄ `Front`             client: `EngineDeadError` out of all that runs;
+``settings.address`` (ipc)     `EngineClient` ⇄ `Front`             client: requests wait for the next life, or end
+                                                                    with `EngineDeadError`; calls end with it;
                                                                     core: that client's requests are aborted
 parent's channel               parent → `CoreLoop`                  EOF reads as `Stop`
 `Executor.watch_fds`           kernel → `CoreLoop`                  `ChildFailedError` ends the core

@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 
 from launcher.clock import now
+from launcher.engine.calls import Calls
 from launcher.engine.connection import Connection
 from launcher.engine.messages import (
     AbortRequests,
@@ -53,7 +54,7 @@ from launcher.engine.messages import (
 )
 from launcher.engine.replay import Action, Fail, Park, Replay, Send
 from launcher.engine.stream import Stream
-from launcher.errors import ClosedError, DeadlineError, EngineDeadError, PoisonError, RemoteError, UsageError
+from launcher.errors import ClosedError, DeadlineError, EngineDeadError, PoisonError, UsageError
 
 __all__ = ["EngineClient", "EngineDeadError"]
 
@@ -94,8 +95,7 @@ class EngineClient:
         self._at_core: dict[str, Stream] = {}
         """Those that were sent, by the id they were sent with."""
         self._replay = Replay()
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = itertools.count(1)
+        self._calls = Calls()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromCore)
         self._connection: Connection | None = None
@@ -103,7 +103,7 @@ class EngineClient:
         self._handlers: dict[type, Callable[[Any], None]] = {
             EngineInfo: self._on_info,
             StepOutputs: self._on_outputs,
-            CallReply: self._on_reply,
+            CallReply: self._calls.answer,
             Pong: self._on_pong,
         }
 
@@ -240,16 +240,12 @@ class EngineClient:
         `RemoteError` with the core's own words when it fails, `DeadlineError` after `timeout` seconds.
         """
         self._must_be_up()
-        number = next(self._numbers)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[number] = reply
-        try:
+        with self._calls.new() as (number, reply):
             self._post(Call(number, method, args))
-            return await asyncio.wait_for(reply, timeout)
-        except TimeoutError:
-            raise DeadlineError(f"{self.address} did not answer the call {method} within {timeout} s") from None
-        finally:
-            self._calls.pop(number, None)
+            try:
+                return await asyncio.wait_for(reply, timeout)
+            except TimeoutError:
+                raise DeadlineError(f"{self.address} did not answer the call {method} within {timeout} s") from None
 
     def _must_be_up(self) -> None:
         if self._connection is None:
@@ -267,10 +263,15 @@ class EngineClient:
             # One unsent message is enough of a question: a core in a long step must not find hundreds.
             if connection.is_up and not connection.is_congested:
                 self._post(Ping(sequence) if self.info is not None else Hello(self.client_id))
-            if len(self._at_core) < len(self._streams):
-                for stream in self._streams.values():
-                    if not stream.wire_id:
-                        stream.put_sign_of_life()
+            self._show_life()
+
+    def _show_life(self) -> None:
+        """To those that get nothing because the core is away, hung, or in a very long step."""
+        is_stuck = self._keeps and now() - min(self._last_answer, self.last_progress) > ALIVE_WITHIN
+        if is_stuck or len(self._at_core) < len(self._streams):
+            for stream in self._streams.values():
+                if is_stuck or not stream.wire_id:
+                    stream.put_sign_of_life()
 
     # --- what the core says ------------------------------------------------------------------------------------------
 
@@ -324,15 +325,6 @@ class EngineClient:
             stream.put(output)
             self._end(stream)
 
-    def _on_reply(self, message: CallReply) -> None:
-        reply = self._calls.pop(message.call_id, None)
-        if reply is None or reply.done():
-            return  # its caller gave up
-        if message.error:
-            reply.set_exception(RemoteError(message.error, type_name="", remote_traceback="", title="the engine core"))
-        else:
-            reply.set_result(message.result)
-
     def _on_pong(self, message: Pong) -> None:
         if self.info is None or message.generation != self.info.generation:
             return
@@ -350,7 +342,4 @@ class EngineClient:
             for stream in list(self._streams.values()):
                 self._end(stream)
                 stream.fail(EngineDeadError(why))
-        calls, self._calls = self._calls, {}
-        for reply in calls.values():
-            if not reply.done():
-                reply.set_exception(EngineDeadError(why))
+        self._calls.fail_all(why)

@@ -19,7 +19,10 @@ event             away                 up                                     le
 **Judging** at the start of a new life: every request that was present at the end of the one before has a death more.
 From `SUSPECT_AFTER` deaths on it is a *suspect*. While there is one, suspects are sent one at a time, and nothing else:
 those with the most deaths first, then those that got the fewest tokens since, then the oldest. A suspect whose core
-dies is *convicted*: `Fail`. What a convict was present at is held against nobody else any more.
+dies is *convicted* (`Fail`) when it had not got a token in that life, or when it is the second time: one that did get
+on may have been hit by something else, and a real poison comes to the same place again. Of the deaths that a convict
+was present at, at most one is still held against anybody else: the others go on together, and should there be another
+poison among them, it shows with the next death.
 
 **Clearing.** A request is free of all its deaths when it ends, and when it has got `CLEARED_AFTER` tokens since the
 last of them: what had to be computed when the core died, and what had been computed but not yet heard of, has been
@@ -65,7 +68,7 @@ Action = Send | Park | Fail
 
 
 class _Entry:
-    __slots__ = ("deaths", "number", "sent", "tokens")
+    __slots__ = ("alone", "deaths", "number", "sent", "tokens")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -75,6 +78,12 @@ class _Entry:
         """Numbers of the deaths that it was present at."""
         self.tokens = 0
         """Since the last of them."""
+        self.alone = 0
+        """How many of them it had to itself."""
+
+    def clear(self) -> None:
+        self.deaths.clear()
+        self.alone = 0
 
 
 class Replay:
@@ -89,6 +98,8 @@ class Replay:
         self._entries: dict[str, _Entry] = {}
         self._present: set[str] = set()
         """What was at the core when it went."""
+        self._trying = False
+        """There are suspects: most of what is kept is kept because of them."""
         self._trial: str | None = None
         """The suspect that is at the core, or was when it went."""
         self._orderly = False
@@ -116,7 +127,7 @@ class Replay:
         """A new request; its id is not in here."""
         self._numbers += 1
         entry = self._entries[request_id] = _Entry(self._numbers)
-        if self.core != "up" or (self.watched and self.suspects):
+        if self.core != "up" or self._trying:
             return []
         entry.sent = True
         return [Send(request_id)]
@@ -142,7 +153,9 @@ class Replay:
         self.watched.discard(request_id)
         entry = self._entries.get(request_id)
         if entry is not None:
-            entry.deaths.clear()
+            entry.clear()
+        if not self._trying:
+            return []
         actions: list[Action] = []
         if request_id == self._trial:
             self._trial = None
@@ -155,7 +168,9 @@ class Replay:
         """Whoever may be sent now."""
         if self.core != "up" or self._trial is not None:
             return []
-        if suspects := self.suspects:
+        suspects = self.suspects
+        self._trying = bool(suspects)
+        if suspects:
             self._trial = suspects[0]
             self._entries[self._trial].sent = True
             return [Send(self._trial)]
@@ -195,19 +210,22 @@ class Replay:
         self._orderly = False
 
     def _judge(self, present: set[str], trial: str | None) -> list[Action]:
+        """Count the death of the core; what is given up for it."""
         self.deaths += 1
+        convict: str | None = None
         for name in present & self._entries.keys():
             entry = self._entries[name]
+            if name == trial:
+                entry.alone += 1
+                convict = name if entry.tokens == 0 or entry.alone > 1 else None
             entry.deaths.add(self.deaths)
             entry.tokens = 0
             self.watched.add(name)
-        if trial is None or trial not in present or trial not in self._entries:
+        if convict is None:
             return []
-        explained = self._entries.pop(trial).deaths
-        self.watched.discard(trial)
-        for name in list(self.watched):
+        explained = self._entries.pop(convict).deaths
+        self.watched.discard(convict)
+        for name in self.watched:
             deaths = self._entries[name].deaths
-            deaths -= explained
-            if not deaths:
-                self.watched.discard(name)
-        return [Fail(trial, len(explained))]
+            deaths -= set(sorted(deaths & explained)[:-1])
+        return [Fail(convict, len(explained))]
