@@ -106,8 +106,8 @@ class CoreLoop:
             while not self._told_to_stop():
                 self._take_in()
                 self._flush()  # answers do not wait for the step
+                self._watch()  # a rank that need not answer may be hung while steps go on, or end
                 if self._core.has_work:
-                    self._watch()  # steps may go on although a rank that need not answer is hung
                     self._deliver(self._core.step())
                 self._flush()
                 if not self._core.has_work:
@@ -174,7 +174,10 @@ class CoreLoop:
         for fd in (self._front.fileno(), self._parent.fileno(), *deaths):
             poll.register(fd, select.POLLIN)
         unsent = any(client.has_mail for client in self._front.clients)
-        ready = poll.poll((UNSENT_WAIT if unsent else IDLE_WAIT) * 1000)
+        wait = UNSENT_WAIT if unsent else IDLE_WAIT
+        if self._core.settings.watchdog_timeout and not self._core.executor.is_idle():
+            wait = min(wait, WAIT_SLICE)
+        ready = poll.poll(wait * 1000)
         if any(fd in deaths for fd, _ in ready):
             self._core.executor.raise_if_dead()
 

@@ -279,6 +279,12 @@ class MultiprocExecutor(Executor):
         except ChildFailedError as error:
             self._end(error)
 
+    def is_idle(self) -> bool:
+        if self._marks is None or self._closed:
+            return True
+        places = [self._marks.place(rank) for rank in range(self.world_size)]
+        return all(place.busy_since == 0 and place.call_id >= self._next - 1 for place in places)
+
     def hung(self, limit: float) -> Failure | None:
         """See `Executor.hung`; to be asked a few times within `limit`. The marks tell; no rank is asked.
 
