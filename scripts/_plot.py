@@ -37,7 +37,8 @@ def bars(title: str, unit: str, groups: Mapping[str, Mapping[str, float]]) -> st
                 top, x = y(values[name]), left + place * width
                 out.append(
                     f'<rect x="{x:.1f}" y="{top:.1f}" width="{width * 0.92:.1f}" height="{_HEIGHT - _BOTTOM - top:.1f}"'
-                    f' fill="{_COLOURS[place % len(_COLOURS)]}"><title>{escape(name)}: {values[name]:.4g}</title></rect>'
+                    f' fill="{_COLOURS[place % len(_COLOURS)]}">'
+                    f"<title>{escape(name)}: {values[name]:.4g}</title></rect>"
                 )
         out.append(f'<text x="{left + step * 0.42:.1f}" y="{_HEIGHT - 30}" text-anchor="middle">{escape(label)}</text>')
     return "\n".join([*out, "</svg>", ""])

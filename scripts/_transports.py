@@ -154,6 +154,7 @@ class Pipes:
         self._pairs = [Pipe() for _ in range(readers)]
 
     def writer_end(self, lines: Sequence[Connection]) -> WriterEnd:
+        del lines
         ends = [mine for mine, _ in self._pairs]
 
         def send(number: int, payload: Any) -> None:
@@ -168,6 +169,7 @@ class Pipes:
         return send, collect
 
     def reader_end(self, rank: int, line: Connection) -> ReaderEnd:
+        del line
         end = self._pairs[rank][1]
         return lambda: pickle.loads(end.recv_bytes())[1], lambda number: end.send_bytes(pickle.dumps((number,), 5))
 
@@ -211,6 +213,7 @@ class Zmq:
     def reader_end(self, rank: int, line: Connection) -> ReaderEnd:
         import zmq
 
+        del rank
         line.recv()
         context = zmq.Context()
         down, up = context.socket(zmq.SUB), context.socket(zmq.PUSH)

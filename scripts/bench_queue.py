@@ -113,9 +113,7 @@ def _absolute_goals(results: Results) -> list[dict[str, Any]]:
 
 
 def show(results: Results) -> None:
-    print(
-        f"{'':9}{'':18}{'':8}{'round trip, µs':>18}{'':8}{'one way':>12}{'send':>10}{'CPU/message':>13}{'ours/this':>11}"
-    )
+    print(f"{'':35}{'round trip, µs':>18}{'':8}{'one way':>12}{'send':>10}{'CPU/message':>13}{'ours/this':>11}")
     print(f"{'readers':9}{'message':18}{'':8}{'p50':>13}{'p99':>13}{'p50':>12}{'p50':>10}{'µs':>13}{'p50':>11}")
     for readers, cell in results.items():
         for experiment, by_name in cell["experiments"].items():

@@ -35,7 +35,7 @@ from launcher.ipc.layout import (
     reader_word,
     record_size,
 )
-from launcher.ipc.waiting import Outcome, Parking, park
+from launcher.ipc.waiting import Outcome, Parking, Spin, park
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,10 @@ class QueueReader(Endpoint):
     def is_ready(self) -> bool:
         """A `dequeue` would return, or raise `ClosedError`, at once."""
         return self._words[CURSOR_WORD] != self._cursor or bool(self._words[CLOSED_WORD])
+
+    def comes_within(self, spin: Spin) -> bool:
+        """Yield as long as `spin` says; whether there is a record then."""
+        return spin.until_moved(self._words, CURSOR_WORD, self._cursor)
 
     def _take(self) -> Any:
         words, cursor, fences = self._words, self._cursor, self._fences

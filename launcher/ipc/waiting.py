@@ -1,6 +1,6 @@
 """How every wait of a queue goes: yield for a moment, then sleep until somebody wakes us, somebody dies, or time is up.
 
-The yield phase is bounded by time (at most 100 µs), never by a count: a count costs cores when there are many readers.
+The yield phase is bounded by time (100 µs), never by a count: a count costs cores when there are many readers.
 It tunes itself: a message that came in time doubles it, a sleep that lasted longer halves it, down to none: a reader of
 20 ms steps goes to sleep at once, and leaves its core to the others. A sleep that turns out short brings it back.
 
@@ -25,6 +25,8 @@ from launcher.ipc.fences import RECHECK_SECONDS
 from launcher.ipc.handle import Watched
 
 SPIN_MAX_NS = 100_000
+SPIN_MANY_NS = 400_000
+"""For who waits on a set: the answers of many ranks take so long when they have few cores between them."""
 SPIN_MIN_NS = 4_000
 WARN_SECONDS = 5.0
 
@@ -61,12 +63,15 @@ class Waitable(Protocol):
 
 
 class Spin:
-    """The yield phase of one endpoint; `budget` in ns."""
+    """The yield phase of one endpoint."""
 
-    __slots__ = ("budget",)
+    __slots__ = ("budget", "longest")
 
-    def __init__(self) -> None:
-        self.budget = SPIN_MAX_NS
+    def __init__(self, longest: int = SPIN_MAX_NS) -> None:
+        self.longest = longest
+        """ns"""
+        self.budget = longest
+        """ns that the next wait may yield."""
 
     def run(self, is_ready: Callable[[], bool]) -> bool:
         """Yield until ready or over budget. True: ready."""
@@ -95,13 +100,17 @@ class Spin:
                 return False
 
     def _in_time(self) -> bool:
-        self.budget = min(SPIN_MAX_NS, self.budget * 2)
+        self.budget = min(self.longest, self.budget * 2)
         return True
 
     def slept(self, waited_ns: int) -> None:
-        """What the whole wait took: would a full budget have caught it?"""
-        if waited_ns < SPIN_MAX_NS:
-            self.budget = SPIN_MAX_NS
+        """What the whole wait took, in the yield phase and in the sleep.
+
+        Up to twice the longest yield is worth yielding again: sleeping makes waits longer, and processes that once
+        sleep would else go on to wait for each other's wake-ups, though they could all be yielding.
+        """
+        if waited_ns < 2 * self.longest:
+            self.budget = self.longest
         else:
             self.budget = self.budget >> 1 if self.budget >= 2 * SPIN_MIN_NS else 0
 
@@ -192,8 +201,7 @@ def park(
         woken = NOBODY if ready else parking.who(events)
         outcome = Outcome.READY if ready else _judge(what, woken, deadline)
         if outcome is not None:
-            if spin.budget or clock() - started < SPIN_MAX_NS:
-                spin.slept(clock() - started + spin.budget)
+            spin.slept(clock() - started + spin.budget)
             return outcome, woken
         if late_at is not None and now() >= late_at:
             what.late(now() - started / 1e9)

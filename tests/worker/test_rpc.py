@@ -31,7 +31,7 @@ CALLS = [
     ("sample_tokens", (None,), None, SampleCall),
     ("execute_model", ("not a plan",), {}, RpcCall),
     ("execute_model", (PLAN,), {"extra": 1}, RpcCall),
-    ("execute_model", (), {}, RpcCall),
+    ("execute_model", (), {}, NameCall),
     ("anything", (PLAN,), {}, RpcCall),
 ]
 
