@@ -40,6 +40,8 @@ class Region(NamedTuple):
     holders: tuple[int, ...]
     end: int
     """Cursor behind the record that names it: a reader beyond it has received the message."""
+    sequence: int
+    """Number of that record."""
 
 
 class ArenaWriter:
@@ -70,8 +72,8 @@ class ArenaWriter:
         """The cursor at which the oldest unread region will have been received."""
         return min((region.end for region in self.regions.values() if region.end > slowest), default=None)
 
-    def lend(self, length: int, holders: Sequence[int], end: int) -> Region:
-        """Set `length` bytes apart for the record that ends at `end`. Raises `HostError` when memory is short.
+    def lend(self, length: int, holders: Sequence[int], end: int, sequence: int) -> Region:
+        """Set `length` bytes apart for record `sequence`, which ends at `end`. Raises `HostError` when memory is short.
 
         There must be a spare slot.
         """
@@ -89,7 +91,7 @@ class ArenaWriter:
         except BaseException:
             zone.give(offset, size)
             raise
-        region = Region(self._spare.pop(), offset, size, tuple(holders), end)
+        region = Region(self._spare.pop(), offset, size, tuple(holders), end, sequence)
         line = slot_at(region.slot)
         for reader in holders:
             self._header[line + reader] = HELD
@@ -128,14 +130,16 @@ class ArenaWriter:
                     self._header[line + reader] = RELEASED
                 self._reuse(region)
 
-    def forgive(self, reader: int) -> None:
-        """A new reader comes in the place of a dead one, and answers for nothing that was lent to that one."""
-        if reader in self.dead:
-            for slot, region in list(self.regions.items()):
-                if reader in region.holders:
-                    self._header[slot_at(slot) + reader] = RELEASED
-            self.dead.discard(reader)
-            self.reclaim()
+    def forgive(self, reader: int, read: int = 0) -> None:
+        """Count as released what was lent to `reader`, from record `read` on."""
+        for slot, region in self.regions.items():
+            if reader in region.holders and region.sequence >= read:
+                self._header[slot_at(slot) + reader] = RELEASED
+
+    def held_by(self, reader: int) -> int:
+        """How many regions `reader` has not released."""
+        held = [slot for slot, region in self.regions.items() if reader in region.holders]
+        return sum(self._header[slot_at(slot) + reader] != RELEASED for slot in held)
 
     def _reuse(self, region: Region) -> None:
         del self.regions[region.slot]

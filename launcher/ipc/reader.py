@@ -219,6 +219,7 @@ class QueueReader(Endpoint):
         if self._map is None:
             return
         if os.getpid() == self._pid:
+            self._fences.publish()
             self._words[self._mine] = LEFT
             segment.wake(self._writer_event)
         self._parking = None

@@ -91,12 +91,16 @@ class QueueWriter(Endpoint):
         """A new reader `index` takes the place of one that was declared dead or has closed its end.
 
         It gets all records from now on: returns the sequence number of the first. Only then may it attach. Raises
-        `UsageError` while the old one counts.
+        `UsageError` while the old one counts, or has arrays that lie in the queue's memory.
         """
         self._strike_leavers()
         if index in self._live:
             raise UsageError(f"queue {self.name!r}: reader {index} is still there; declare it dead, or let it close")
-        self._arena.forgive(index)
+        if index in self._arena.dead:
+            self._arena.forgive(index)
+            self._arena.dead.discard(index)
+        elif held := self._arena.held_by(index):
+            raise UsageError(f"queue {self.name!r}: the reader {index} that left still holds {held} messages")
         word = reader_word(index)
         self._words[word + 1] = self._written
         self._words[word] = self._cursor
@@ -104,8 +108,12 @@ class QueueWriter(Endpoint):
         return self._written
 
     def _strike_leavers(self) -> None:
-        """Those that closed their ends themselves. What they hold of the arena they give back themselves."""
-        self._set_live([i for i in self._live if self._words[reader_word(i)] != LEFT])
+        """Those that closed their ends. What they have read they give back themselves, what they have not, never."""
+        words = self._words
+        for index in [i for i in self._live if words[reader_word(i)] == LEFT]:
+            self._fences.consume()
+            self._arena.forgive(index, words[reader_word(index) + 1])
+            self._set_live([live for live in self._live if live != index])
 
     def _set_live(self, live: list[int]) -> None:
         self._live = sorted(live)
@@ -162,7 +170,7 @@ class QueueWriter(Endpoint):
         body = self._reserve(ARENA_PLACE.size, deadline)
         if flags & F_BUFFERS and self._arena.spare_slots > VIEW_RESERVE:
             flags |= F_VIEW
-        region = self._arena.lend(length, self._live, self._next)
+        region = self._arena.lend(length, self._live, self._next, self._written)
         try:
             self._arena.fill(region, parts)
         except BaseException:
@@ -174,6 +182,7 @@ class QueueWriter(Endpoint):
     def _await_arena(self, length: int, deadline: Deadline) -> None:
         """Back-pressure: wait while too much is under way, or no slot is spare. Views that are kept do not count."""
         arena = self._arena
+        self._strike_leavers()
         arena.reclaim()
         while True:
             self._slowest = slowest = self._find_slowest()
@@ -185,6 +194,7 @@ class QueueWriter(Endpoint):
                 # Views never take the last VIEW_RESERVE slots, and copies are released before the cursor moves on.
                 raise InternalError(f"queue {self.name!r}: every arena slot is held though all was read")
             self._await_readers(first, deadline)
+            self._strike_leavers()
             arena.reclaim()
 
     def _reserve(self, length: int, deadline: Deadline) -> int:

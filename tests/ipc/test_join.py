@@ -70,6 +70,29 @@ def test_only_an_empty_place_is_given_away(queues: Queues) -> None:
         QueueReader(*queue.ring.reader_handle(1), codec=CODEC, own_fds=False)
 
 
+def test_arrays_that_the_old_one_holds_stand_in_the_way(queues: Queues) -> None:
+    queue = queues(2)
+    queue.send(np.ones(1 << 20))
+    held = queue.receive(1)
+    queue.readers[1].close()
+    with pytest.raises(UsageError, match="reader 1 that left still holds 1 messages"):
+        queue.writer.admit(1)
+    assert held.sum() == 1 << 20
+    del held
+    join(queue, 1)
+
+
+def test_who_leaves_without_reading_gives_back_what_was_lent(queues: Queues) -> None:
+    queue = queues(2)
+    for _ in range(3):
+        queue.send(np.ones(1 << 20))
+    queue.readers[1].close()
+    for _ in range(3):
+        queue.receive(0)
+    queue.send(np.ones(1 << 20))
+    assert len(queue.writer._arena.regions) == 1
+
+
 @pytest.mark.parametrize("leave", [lambda queue: queue.readers[1].close(), lambda queue: queue.writer.declare_dead(1)])
 def test_the_newcomer_does_not_answer_for_what_the_old_one_held(queues: Queues, leave: Callable[[Queue], None]) -> None:
     queue = queues(2)
