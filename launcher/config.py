@@ -62,6 +62,8 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of one process (a core counts with its workers) within `restart_window`; 0 is ``never``."""
     restart_window: float = 600.0
     """Seconds."""
+    restart_backoff: float = 30.0
+    """Seconds that a restart waits at most; 0: it comes at once, however often."""
     name: str | None = None
     start_method: StartMethod = "auto"
     ring_bytes: int = RING_BYTES

@@ -211,6 +211,14 @@ LAUNCH: tuple[Flag, ...] = (
         example="3600",
     ),
     Flag(
+        "--restart-backoff",
+        "SECONDS",
+        "The longest wait before a restart: the first comes at once, then after 1, 2, 4 … seconds up to this.",
+        values.seconds(0),
+        default="30",
+        example="5",
+    ),
+    Flag(
         "--device-ids",
         "IDS",
         "Devices to use: numbers, UUIDs (they may be cut short) or MIG slices, as CUDA_VISIBLE_DEVICES takes them.",

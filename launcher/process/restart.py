@@ -9,9 +9,9 @@ API server     one_for_one   itself
 engine core    one_for_all   its workers: a worker is never restarted alone, nor outlives its core
 =============  ============  ==========================================================================
 
-Whether: `TABLE`, by the policy and by what failed. How soon: at once, then after 1, 2, 4 … 30 s, and at once again
-after 60 s of service. How often: at most `max_restarts` within `window` seconds, then the tree ends (exit 125). A stop
-that the operator asked for is a stop: the supervisor forgets every restart that is still to come.
+Whether: `TABLE`, by the policy and by what failed. How soon: at once, then after 1, 2, 4 … 30 s (`longest_delay`), and
+at once again after 60 s of service. How often: at most `max_restarts` within `window` seconds, then the tree ends (exit
+125). A stop that the operator asked for is a stop: the supervisor forgets every restart that is still to come.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Literal
 Policy = Literal["never", "on-failure", "always"]
 STRATEGY = {"api_server": "one_for_one", "engine_core": "one_for_all", "coordinator": "one_for_one"}
 
-_FIRST_DELAY, _MOST_DELAY = 1.0, 30.0
+_FIRST_DELAY = 1.0
 _HEALTHY = 60.0
 """Seconds of service after which a failure counts as a first one."""
 
@@ -60,6 +60,8 @@ class RestartSettings:
     """Within `window`; 0 is the policy ``never``."""
     window: float = 600.0
     """Seconds."""
+    longest_delay: float = 30.0
+    """Seconds that the back-off grows to; 0: always at once."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,6 @@ class Budget:
         if served >= _HEALTHY:
             self._delay = 0.0
         delay = self._delay
-        self._delay = min(max(self._delay * 2, _FIRST_DELAY), _MOST_DELAY)
+        self._delay = min(max(self._delay * 2, _FIRST_DELAY), settings.longest_delay)
         self._times.append(now)
         return Decision(restart=True, delay=delay, number=len(self._times))

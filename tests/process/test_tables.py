@@ -135,6 +135,12 @@ def test_back_off_and_its_reset() -> None:
     assert budget.failed(260.0, Kind.SERVICE).delay == 0
 
 
+@pytest.mark.parametrize(("longest", "delays"), [(0, [0, 0, 0]), (0.2, [0, 0.2, 0.2]), (3, [0, 1, 2, 3])])
+def test_the_longest_delay_can_be_set(longest: float, delays: list[float]) -> None:
+    budget = Budget(RestartSettings(policy="always", max_restarts=100, longest_delay=longest))
+    assert [budget.failed(0.0, Kind.SERVICE).delay for _ in delays] == delays
+
+
 def test_a_spent_budget_and_a_window_that_moves() -> None:
     budget = Budget(RestartSettings(policy="on-failure", max_restarts=3, window=100))
     assert [budget.failed(t, Kind.SERVICE).number for t in (0.0, 10.0, 20.0)] == [1, 2, 3]
