@@ -18,7 +18,6 @@ from launcher import clock, envs, logs
 from launcher.clock import Deadline
 from launcher.config import LaunchConfig
 from launcher.control import run_dir
-from launcher.control.bundle import write_bundle
 from launcher.control.protocol import (
     ErrorReply,
     InstanceStatus,
@@ -31,18 +30,16 @@ from launcher.control.protocol import (
     StopRequest,
 )
 from launcher.control.server import ControlServer
-from launcher.errors import ChildFailedError, Failure, XserveError
+from launcher.errors import ChildFailedError, Failure
 from launcher.host import read_host
 from launcher.plan.plan import LaunchPlan, make_plan
 from launcher.plan.processes import of_generation
-from launcher.plan.show import to_json
 from launcher.process import kernel, listen
 from launcher.process.helper import HelperSettings
 from launcher.process.lifecycle import State
 from launcher.process.restart import RestartSettings
 from launcher.process.sd_notify import Notifier
 from launcher.process.supervisor import Outcome, Screen, Supervisor, SupervisorSettings
-from launcher.process.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +56,12 @@ def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen], sto
     anything is started, ChildFailedError with the first cause when the tree fails.
     """
     _open_standard_fds()
-    facts = read_host()
     _raise_file_limit()
     launch_id = uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
         directory = run_dir.claim(config.name)
         stack.callback(directory.remove)
-        plan = make_plan(config, facts, run_dir=directory.path, launch_id=launch_id, name=directory.name)
+        plan = make_plan(config, read_host(), run_dir=directory.path, launch_id=launch_id, name=directory.name)
         http, url = stack.enter_context(_listening(plan))
         directory.record(launch_id=launch_id, url=url)
         writer = logs.LineWriter(2)
@@ -78,12 +74,11 @@ def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen], sto
         for note in plan.notes:
             view.note(note)
         _name_supervisor()
-        output = logs.OutputRelay(writer.write)
         supervisor = Supervisor(
             plan.processes,
-            _settings(config, plan, url, directory.lock_fd, _Keeper(plan, output, story)),
+            _settings(config, plan, url, directory.lock_fd, story),
             http=http,
-            output=output,
+            output=logs.OutputRelay(writer.write),
             screen=view,
             notifier=notifier,
         )
@@ -95,41 +90,7 @@ def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen], sto
         return _conclude(outcome, view)
 
 
-class _Keeper:
-    """Tells of failures and keeps them as crash bundles."""
-
-    def __init__(self, plan: LaunchPlan, output: logs.OutputRelay, story: Story) -> None:
-        self._plan = plan
-        self._output = output
-        self.story = story
-
-    def keep(self, cause: Failure, others: tuple[Failure, ...], tree: Tree) -> str:
-        """The line that says where; empty for a wrong setting, which needs no post-mortem."""
-        if cause.permanent:
-            return ""
-        try:
-            path = write_bundle(
-                envs.state_dir(),
-                self._plan.name,
-                cause,
-                others,
-                story=self.story(cause, others),
-                outputs={record.title: self._output.tail(record.title) for record in tree},
-                facts={
-                    "plan": to_json(self._plan),
-                    "processes": [
-                        {"title": r.title, "pid": r.pid, "step": r.step, "since": r.since, "restarts": r.restarts}
-                        for r in tree
-                    ],
-                    "notes": [f"{record.title}: {note}" for record in tree for note in record.notes],
-                },
-            )
-        except (OSError, XserveError) as error:
-            return f"no crash bundle: {error}"
-        return f"crash bundle: {path}"
-
-
-def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, keeper: _Keeper) -> SupervisorSettings:
+def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, story: Story) -> SupervisorSettings:
     environment = envs.child_environment() | (dict(plan.helper.env) if plan.helper else {})
     return SupervisorSettings(
         method=plan.start_method,
@@ -151,8 +112,7 @@ def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, ke
             longest_delay=config.restart_backoff,
         ),
         renew=of_generation,
-        story=keeper.story,
-        keep=keeper.keep,
+        story=story,
         lock_fd=lock_fd,
         ready_line=f"ready: {plan.served_model_name} at {url}",
     )
@@ -241,7 +201,6 @@ def _open_standard_fds() -> None:
     """With 0, 1 or 2 closed the next file we open would get that number, and somebody's print would go into it."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd < 3:
-        os.set_inheritable(fd, True)  # or executed children would find them closed again
         fd = os.open(os.devnull, os.O_RDWR)
     os.close(fd)
 
