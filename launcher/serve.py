@@ -56,12 +56,13 @@ def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen], sto
     anything is started, ChildFailedError with the first cause when the tree fails.
     """
     _open_standard_fds()
+    facts = read_host()
     _raise_file_limit()
     launch_id = uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
         directory = run_dir.claim(config.name)
         stack.callback(directory.remove)
-        plan = make_plan(config, read_host(), run_dir=directory.path, launch_id=launch_id, name=directory.name)
+        plan = make_plan(config, facts, run_dir=directory.path, launch_id=launch_id, name=directory.name)
         http, url = stack.enter_context(_listening(plan))
         directory.record(launch_id=launch_id, url=url)
         writer = logs.LineWriter(2)
@@ -201,6 +202,7 @@ def _open_standard_fds() -> None:
     """With 0, 1 or 2 closed the next file we open would get that number, and somebody's print would go into it."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd < 3:
+        os.set_inheritable(fd, True)  # or executed children would find them closed again
         fd = os.open(os.devnull, os.O_RDWR)
     os.close(fd)
 
