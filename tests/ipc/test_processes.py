@@ -44,7 +44,7 @@ def digest_of(reader: QueueReader, count: int) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("readers", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("readers", [1, 2, 3, 4, 8, 16, 64])
 def test_broadcast_to_processes(readers: int, fork: Fork) -> None:
     ring = Ring.create("broadcast", readers, 1 << 15)
     count = 300
