@@ -55,6 +55,7 @@ class CoreThread:
         self.address = address
         self.parent = Parent()
         self.core, self.executor = make_core(address=address, **core)
+        self.loop: CoreLoop | None = None
         self.left: Deadline | None = None
         self.error: BaseException | None = None
         self._info = self.core.initialize()
@@ -68,7 +69,8 @@ class CoreThread:
     def _run(self) -> None:
         try:
             with Front(self.address, self._info.generation) as front:
-                self.left = CoreLoop(self.core, front, self._info, self.parent).run()
+                self.loop = CoreLoop(self.core, front, self._info, self.parent)
+                self.left = self.loop.run()
         except BaseException as error:
             self.error = error
 

@@ -153,6 +153,52 @@ def test_rubbish_is_dropped_and_counted(start_core: Start, connect: Connect) -> 
     client.read_finished("r")
 
 
+def test_a_long_step_answers_pings_and_only_them(start_core: Start, connect: Connect) -> None:
+    core = start_core()
+    core.executor.hangs = True
+    client, other = connect("a"), connect("b")
+    client.say(add("r", [1], max_tokens=5))
+    eventually(lambda: core.core.step_began is not None, what="a step is under way")
+    ages = []
+    for number in range(2):
+        client.say(Call(number, "stats"), add(f"late{number}", [2], max_tokens=2), Ping(number))
+        pong = client.read()
+        assert isinstance(pong, Pong), "what comes before it waits for the end of the step"
+        assert (pong.sequence, pong.stats.running) == (number, 1)
+        ages.append(pong.step_age)
+    assert 0 < ages[0] < ages[1]
+    other.say(Hello("api-1"), Ping(7))
+    assert isinstance(other.read(), Pong)
+    core.executor.hangs = False
+    client.read_finished("r", "late0", "late1")
+    replies = [message.call_id for message in client.seen if isinstance(message, CallReply)]
+    assert replies == [0, 1], "in order"
+    assert client.tokens("late1") == expected([2], 2)
+    assert isinstance(other.read(), EngineInfo)
+    client.say(Ping(9))
+    pong = client.read()
+    assert isinstance(pong, Pong)
+    assert pong.step_age == 0
+
+
+def test_a_flood_during_a_step_is_bounded(start_core: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.engine.core_loop.MAX_BACKLOG", 10)
+    core = start_core(max_num_seqs=1)
+    core.executor.hangs = True
+    client = connect("a")
+    client.say(add("r", [1], max_tokens=2))
+    eventually(lambda: core.core.step_began is not None, what="a step is under way")
+    client.say(*(add(f"s{i}", [i], max_tokens=1) for i in range(20)))
+    loop = core.loop
+    assert loop is not None
+    eventually(lambda: len(loop._backlog) >= 10, what="they are read")
+    client.say(Ping(1))
+    assert not client.socket.poll(600), "no more is read"
+    core.executor.hangs = False
+    client.read_finished("r", *(f"s{i}" for i in range(20)))
+    eventually(lambda: any(isinstance(message, Pong) for message in client.seen) or client.read(), what="a pong")
+
+
 def test_a_doubled_request_id_does_not_end_the_first(start_core: Start, connect: Connect) -> None:
     start_core()
     client = connect("a")

@@ -331,6 +331,23 @@ def test_who_leaves_while_the_core_is_away_is_not_sent_again(address: str, monke
     asyncio.run(_forgotten(address, monkeypatch))
 
 
+async def _hung(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with by_hand(address) as cores:
+        monkeypatch.setattr(client_module, "ALIVE_WITHIN", 0.1)
+        outputs = cores.client.generate("r", [1], SamplingParams())
+        first = asyncio.create_task(anext(outputs))
+        await cores.added()
+        assert (await first).new_token_ids == b"", "the core says nothing, and is there"
+        assert not cores.client.alive
+        assert cores.client.info is not None
+        await outputs.aclose()
+
+
+def test_who_waits_for_a_hung_core_gets_signs_of_life(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PING_EVERY", 0.05)
+    asyncio.run(_hung(address, monkeypatch))
+
+
 async def _trials(address: str) -> None:
     async with by_hand(address) as cores:
         readers = [asyncio.create_task(anext(cores.client.generate(name, [1], SamplingParams()))) for name in "ab"]
