@@ -18,6 +18,8 @@ import argparse
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,35 @@ def ratio(cell: dict[str, Any], experiment: str, what: str, other: str = "vllm")
     if what == "p99":
         return float(found["xserve"]["round_trip_us"]["p99"] / found[other]["round_trip_us"]["p99"])
     return float(found["xserve"][what] / found[other][what])
+
+
+def plan_costs() -> dict[str, float]:
+    """µs to encode and to decode a step of 256 running requests and 4 new ones of 500 tokens; medians."""
+    from launcher.worker.rpc import StepCall, make_codec
+    from launcher.worker.step import NewRequest, SamplingParams, StepPlan, pack
+
+    running = pack(range(256))
+    new = tuple(NewRequest(n, pack(range(500)), 500, pack(range(32)), 0, SamplingParams()) for n in range(4))
+    plan = StepPlan(
+        7, running, pack([1] * 256), bytes(256), new, b"", pack(range(16)), pack(range(16)), running, running
+    )
+    codec, call = make_codec(), StepCall(7, 0, plan)
+    tag, head, _ = codec.encode(call)
+    view = memoryview(head)
+    return {
+        "bytes": float(len(head)),
+        "encode_us": _median_us(lambda: codec.encode(call)),
+        "decode_us": _median_us(lambda: codec.decode(tag, view, ())),
+    }
+
+
+def _median_us(what: Callable[[], object]) -> float:
+    times = []
+    for _ in range(2000):
+        start = time.perf_counter_ns()
+        what()
+        times.append((time.perf_counter_ns() - start) / 1e3)
+    return _figures.percentile(times, 50)
 
 
 def goals(results: Results) -> list[dict[str, Any]]:
@@ -201,9 +232,14 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         }
         for readers, cell in results.items()
     }
+    plan = plan_costs()
+    codec_goals = [
+        _figures.goal(f"µs to {what} a plan of 256", plan[f"{what}_us"], 20) for what in ("encode", "decode")
+    ]
     return {
-        "goals": goals(results),
+        "goals": goals(results) + codec_goals,
         "host": host,
+        "plan_of_256": plan,
         "note": note,
         "ratios": ratios,
         "results": {str(readers): cell for readers, cell in results.items()},

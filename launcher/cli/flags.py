@@ -254,6 +254,14 @@ LAUNCH: tuple[Flag, ...] = (
     ),
     CONFIG,
     Flag(
+        "--ring-bytes",
+        "SIZE",
+        "Shared memory for the calls of an engine core to its workers; pages are taken as they are used.",
+        values.size,
+        default="16MiB",
+        example="64MiB",
+    ),
+    Flag(
         "--log-level",
         "NAME",
         "debug, info, warning, error or critical.",
