@@ -120,7 +120,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         chosen = app(args=normalise(arguments), prog_name="xserve", standalone_mode=False)
         code: int = chosen() if callable(chosen) else 0  # not callable: --help or --version, done already
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: started with descriptor 1 closed
+            sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         return report(_translated(error))
     return code

@@ -102,10 +102,17 @@ def _run(sock: socket.socket, parent_pid: int, arm: bool, wait_for_parent: bool,
     except BaseException as error:
         failure = failure_of_exception(error, birth.spec, ctx.step)
         log.debug("%s", failure.traceback)
-        ctx.send(FailureReport(failure=failure, cause=cause_behind(error)))
+        ctx.send(FailureReport(failure=failure, cause=cause_behind(error), notes=_notes(ctx)))
         return error.exit_code if isinstance(error, XserveError) else 1
     ctx.send(Goodbye())
     return 0
+
+
+def _notes(ctx: ChildContext) -> tuple[str, ...]:
+    try:
+        return tuple(ctx.notes())
+    except Exception as error:  # a failure is being reported: a second one must not hide it
+        return (f"no notes: {error!r}",)
 
 
 def _close_foreign(keep: set[int]) -> None:
@@ -136,7 +143,8 @@ def _be_born(up: channels.ChildChannel, birth: Birth, fds: list[int]) -> ChildCo
     os.close(null)
     if "output" in named:
         output = named.pop("output")
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)

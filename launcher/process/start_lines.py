@@ -36,8 +36,9 @@ class StartLines:
             self._began, self._next = now, now + EVERY
         if now < self._next:
             return None
+        passed = self._next - self._began
         self._next += EVERY
-        return f"still starting after {now - self._began:.0f} s: {describe(records, now, time.time())}"
+        return f"still starting after {passed:.0f} s: {describe(records, now, time.time())}"
 
 
 def describe(records: Iterable[Record], now: float, wall: float) -> str:

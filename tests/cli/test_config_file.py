@@ -116,7 +116,7 @@ def test_mistakes(tmp_path: Path, name: str, text: str, words: str) -> None:
 
 
 def test_no_such_file() -> None:
-    with pytest.raises(UsageError, match="--config /no/such.toml cannot be read"):
+    with pytest.raises(UsageError, match=r"--config /no/such\.toml cannot be read"):
         launch_config({"config": "/no/such.toml"})
 
 

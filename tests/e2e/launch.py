@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,24 @@ _ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("XSERVE
 class Launch:
     """`xserve launch ARGUMENTS`, with a runtime directory of its own."""
 
-    def __init__(self, runtime: Path, *arguments: str, env: dict[str, str] | None = None, fault: str = "") -> None:
+    def __init__(
+        self,
+        runtime: Path,
+        *arguments: str,
+        env: dict[str, str | None] | None = None,
+        fault: str = "",
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`env`: None takes a variable away. `prefix`: a program that executes what follows it."""
         self.runtime = runtime
-        self.environment = _ENVIRONMENT | {"XDG_RUNTIME_DIR": str(runtime)} | (env or {})
+        wanted = _ENVIRONMENT | {"XDG_RUNTIME_DIR": str(runtime), "XDG_STATE_HOME": str(runtime / "state")} | (env or {})
+        self.environment = {name: value for name, value in wanted.items() if value is not None}
         if fault:
             self.environment["XSERVE_FAULT"] = fault
         self.port = free_port()
         self.log = runtime / "log"
         self._out = self.log.open("wb")
-        command = [sys.executable, "-m", "launcher.cli", "launch", "--port", str(self.port), *arguments]
+        command = [*prefix, sys.executable, "-m", "launcher.cli", "launch", "--port", str(self.port), *arguments]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._out, env=self.environment
         )
