@@ -151,11 +151,14 @@ class Replies:
             self._happen(call_id, Event.DEATH, error)
 
     def next_rank(self, call: PendingCall) -> int:
-        """A rank whose answer `call` waits for; for one that only waits for its turn, one of those before it."""
+        """A rank whose answer `call` waits for; for one that only waits for its turn, one of those before it.
+
+        The last one: when it has answered, so have most of the others.
+        """
         for waiting in self._waiting.values():
-            for rank in waiting.missing:
-                return rank
-        return call.wanted[0]
+            if waiting.missing:
+                return max(waiting.missing)
+        return call.wanted[-1]
 
     def earliest(self, deadline: Deadline) -> Deadline:
         """The first of `deadline` and those of the calls under way."""
