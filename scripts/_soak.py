@@ -13,6 +13,7 @@ import _figures
 import msgspec
 
 from launcher.clock import Deadline
+from launcher.errors import DeadlineError
 from launcher.ipc import Codec, QueueReader, QueueWriter, Ring, Watched
 
 READERS = 8
@@ -51,7 +52,7 @@ def read(ring: Ring, index: int, count: int) -> dict[str, Any]:
     return {"grown_bytes": late[0] - early[0], "grown_descriptors": late[1] - early[1]}
 
 
-def fork_reader(ring: Ring, index: int, count: int) -> tuple[int, int]:
+def fork_reader(ring: Ring, index: int, count: int, go: tuple[int, int]) -> tuple[int, int]:
     answer, end = os.pipe()
     pid = os.fork()
     if pid:
@@ -59,6 +60,8 @@ def fork_reader(ring: Ring, index: int, count: int) -> tuple[int, int]:
         return pid, answer
     code = 1
     try:
+        os.close(go[1])
+        os.read(go[0], 1)  # until the writer closes its end
         os.write(end, msgspec.json.encode(read(ring, index, count)))
         code = 0
     finally:
@@ -68,7 +71,8 @@ def fork_reader(ring: Ring, index: int, count: int) -> tuple[int, int]:
 def soak(count: int) -> dict[str, Any]:
     host = _figures.facts()
     ring = Ring.create("soak", READERS)
-    children = [fork_reader(ring, index, count) for index in range(READERS)]
+    go = os.pipe()
+    children = [fork_reader(ring, index, count, go) for index in range(READERS)]
     writer = QueueWriter(*ring.writer_handle(), codec=_CODEC, own_fds=False)
     for index, (pid, _) in enumerate(children):
         writer.watch(index, Watched(os.pidfd_open(pid), "Reader", index, pid))
@@ -77,13 +81,21 @@ def soak(count: int) -> dict[str, Any]:
     start, early = time.monotonic(), (0, 0)
     for number in range(count):
         place = number % 1000
-        writer.enqueue(Item(number, checksums[place], payloads[place]), deadline=_NEVER)
-        if number == count // 10:
+        item = Item(number, checksums[place], payloads[place])
+        try:
+            writer.enqueue(item, deadline=_NEVER if early[1] else Deadline.after(0.05))
+        except DeadlineError:
+            # The ring is full, for nobody reads yet. Now that this process has slept once, it has all that it needs.
             early = footprint()
+            for end in go:
+                os.close(end)
+            writer.enqueue(item, deadline=_NEVER)
         if number % max(1, count // 20) == 0:
             print(f"  {number} of {count}, {time.monotonic() - start:.0f} s", file=sys.stderr)
+    if not early[1]:
+        raise SystemExit(f"{count} messages do not fill the ring; give more")
     late = footprint()
-    found = [{"grown_bytes": late[0] - early[0], "grown_descriptors": late[1] - early[1]}]
+    found = [{"grown_bytes": late[0] - early[0], "grown_descriptors": late[1] - early[1] + len(go)}]
     wrong = 0
     for pid, answer in children:
         with open(answer, "rb") as pipe:
