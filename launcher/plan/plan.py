@@ -20,7 +20,8 @@ from launcher.plan.settings import limits, settings
 from launcher.process import numa
 from launcher.process.spec import ChildMethod, ProcessSpec
 
-_ENGINE_PRELOAD = ("launcher.engine.core_process", "launcher.worker.main")
+_ENGINE_PRELOAD = ("launcher.engine.core_process", "launcher.engine.core_loop", "launcher.worker.main")
+"""`core_loop` brings the code of ZMQ; its threads come with its first context, in the engine core."""
 
 
 class Helper(msgspec.Struct, frozen=True, kw_only=True):

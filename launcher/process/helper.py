@@ -18,6 +18,7 @@ Wire: the supervisor sends `Fork` (with the child's end of a channel), `Guard`, 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -123,9 +124,14 @@ def _preload(ctx: ChildContext, settings: HelperSettings, guard: _Guard) -> None
     kernel.set_parent_death_signal(signal.SIGTERM)
     if os.getppid() != ctx.parent_pid:
         on_parent_death(0, None)
+    # Importing makes objects that stay: the collector would only walk them, again and again.
+    gc.disable()
     for name in settings.preload:
         ctx.enter(Step.IMPORT, name)
         importlib.import_module(name)
+    # And later, in every child: writing into each of them, it would make the child's own copy of all of this.
+    gc.freeze()
+    gc.enable()
     kernel.set_parent_death_signal(0)
 
 
