@@ -166,7 +166,8 @@ class _Server:
     # --- what the parent says
 
     def _on_message(self) -> None:
-        for message in self._ctx.poll_messages():
+        messages, must_stop = self._ctx.news()
+        for message in messages:
             match message:
                 case TreeState(state=state, phase=phase):
                     self._state.gate.feed_tree(state, phase)
@@ -175,7 +176,7 @@ class _Server:
                     self._start_drain(budget)
                 case Stop():
                     self._stop()
-        if self._ctx.stop_requested:
+        if must_stop:
             self._stop()
 
     def _expect_engines(self, state: str, phase: str) -> None:

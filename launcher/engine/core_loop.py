@@ -62,10 +62,7 @@ class Parent(Protocol):
 
     def report_hang(self, failure: Failure) -> None: ...
 
-    def poll_messages(self) -> list[TreeState | Drain | Stop]: ...
-
-    @property
-    def stop_requested(self) -> bool: ...
+    def news(self) -> tuple[list[TreeState | Drain | Stop], bool]: ...
 
 
 class _StopDuringStepError(ClosedError):
@@ -123,10 +120,11 @@ class CoreLoop:
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def _told_to_stop(self) -> bool:
-        for message in self._parent.poll_messages():
+        messages, must_stop = self._parent.news()
+        for message in messages:
             if isinstance(message, Stop):
                 self._stop = Deadline.after(message.budget)
-        if self._stop is None and self._parent.stop_requested:
+        if self._stop is None and must_stop:
             self._stop = Deadline.after(self._core.settings.shutdown_timeout)  # SIGTERM says nothing of time
         return self._stop is not None
 

@@ -117,6 +117,12 @@ class ChildContext:
         self._inbox.clear()
         return messages
 
+    def news(self) -> tuple[list[TreeState | Drain | Stop], bool]:
+        """`poll_messages` and `stop_requested` in one look. Asked one after the other, each would take from `fileno`
+        what the other has not given out: nothing would wake the caller for it again."""
+        messages = self.poll_messages()
+        return messages, self._stop
+
     def wait_handover(self, name: str, deadline: Deadline) -> tuple[bytes, list[int]]:
         """Payload and descriptors that the parent hands over for `name`.
 

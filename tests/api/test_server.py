@@ -56,7 +56,17 @@ class Server:
 
     def wait_admitting(self, client: httpx.Client) -> None:
         self.tell(TreeState("ready"))
-        eventually(lambda: client.get("/readyz").status_code == 200, 20, "requests are admitted")
+        answers: list[str] = []
+
+        def admitted() -> bool:
+            answer = client.get("/readyz")
+            answers.append(answer.text)
+            return answer.status_code == 200
+
+        try:
+            eventually(admitted, 20, "requests are admitted")
+        except AssertionError:
+            pytest.fail(f"requests are not admitted: {answers[-1]}")
 
     def wait_gone(self, within: float = 10) -> Child:
         eventually(lambda: self.pump().is_gone, within, "the API server is gone")

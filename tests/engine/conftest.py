@@ -29,11 +29,11 @@ class Parent:
     def fileno(self) -> int:
         return self._fd
 
-    def poll_messages(self) -> list[TreeState | Drain | Stop]:
+    def news(self) -> tuple[list[TreeState | Drain | Stop], bool]:
         if select.select([self._fd], [], [], 0)[0]:
             os.eventfd_read(self._fd)
         got, self._inbox = self._inbox, []
-        return got
+        return got, self.stop_requested
 
     def say(self, message: TreeState | Drain | Stop) -> None:
         self._inbox.append(message)
