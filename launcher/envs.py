@@ -36,6 +36,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XSERVE_FAULT", "text", "", "faults of the reference worker: kind:rank[:seconds][@step][,once];…"),
     Variable("XSERVE_LAUNCH_ID", "text", "", "set by xserve in every process of a launch; finds strays"),
     Variable("XDG_CACHE_HOME", "absolute path", "~/.cache", "caches of this user"),
+    Variable("XDG_STATE_HOME", "absolute path", "~/.local/state", "crash bundles, when systemd gives no directory"),
+    Variable("STATE_DIRECTORY", "absolute path", "", "crash bundles, given by systemd"),
     Variable("XDG_RUNTIME_DIR", "absolute path", "", "run directories, when systemd gives none"),
     Variable("RUNTIME_DIRECTORY", "absolute path", "", "the run directory, given by systemd"),
     Variable("CREDENTIALS_DIRECTORY", "absolute path", "", "secrets, given by systemd"),
@@ -72,6 +74,18 @@ def cache_dir() -> Path:
     if home is None:
         return Path(tempfile.gettempdir()) / f"xserve-{os.getuid()}" / "cache"
     return home / ".cache" / "xserve"
+
+
+def state_dir() -> Path:
+    """Where crash bundles are kept; not created here. As `cache_dir` for someone without a home."""
+    if value := (_text("STATE_DIRECTORY") or "").split(":")[0]:
+        return _absolute("STATE_DIRECTORY", value)
+    if base := _xdg("XDG_STATE_HOME"):
+        return base / "xserve"
+    home = _home()
+    if home is None:
+        return Path(tempfile.gettempdir()) / f"xserve-{os.getuid()}" / "state"
+    return home / ".local" / "state" / "xserve"
 
 
 def flag_from_environment(flag: str) -> str | None:

@@ -23,6 +23,7 @@ REPORTED_LINES = 20
 """Lines of a child's output in its failure report."""
 KEPT_LINES = 80
 CRASH = b"Fatal Python error"
+_THREADS = (b"Thread 0x", b"Current thread 0x")
 """Begins what faulthandler writes. The most telling lines come first there, so the report begins with it."""
 LINE_BYTES = 16 << 10
 """Where a line without an end is cut."""
@@ -172,6 +173,19 @@ class _Child:
         self.last: deque[bytes] = deque(maxlen=KEPT_LINES)
 
 
+def _dump_start(lines: list[bytes]) -> int | None:
+    """Where the last stack dump (faulthandler's) begins: the frames that matter stand first in it."""
+    start = None
+    inside = False
+    for at, line in enumerate(lines):
+        if line.startswith((CRASH, *_THREADS)):
+            if not inside:
+                start, inside = at, True
+        elif line and not line.startswith(b"  "):
+            inside = False
+    return start
+
+
 class OutputRelay:
     """Children's output, line by line with a prefix, to `sink`.
 
@@ -202,7 +216,7 @@ class OutputRelay:
             child.partial = b""
 
     def tail(self, title: str) -> tuple[str, ...]:
-        """`REPORTED_LINES` lines of the newest child of that title: its last ones, or its crash dump from the start."""
+        """Lines of the newest child of that title: its last `REPORTED_LINES`, or its last stack dump from the start."""
         newest = next((key for key in reversed(self._children) if key[0] == title), None)
         if newest is None:
             return ()
@@ -210,9 +224,12 @@ class OutputRelay:
         lines = [*child.last, *([self._secrets.data(child.partial)] if child.partial else [])]
         # Of a line that was drawn over and over (a progress bar) the last state counts.
         shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-        crash = next((at for at, line in enumerate(shown) if line.startswith(CRASH)), len(shown))
-        first = min(crash, max(0, len(shown) - REPORTED_LINES))
-        return tuple(line.decode(errors="replace") for line in shown[first : first + REPORTED_LINES])
+        dump = _dump_start(shown)
+        first, most = max(0, len(shown) - REPORTED_LINES), REPORTED_LINES
+        if dump is not None:
+            # A dump that was asked for has a watching thread or two before the one that matters.
+            first, most = dump, REPORTED_LINES if shown[dump].startswith(CRASH) else 2 * REPORTED_LINES
+        return tuple(line.decode(errors="replace") for line in shown[first : first + most])
 
     def _child(self, title: str, pid: int) -> _Child:
         child = self._children.get((title, pid))

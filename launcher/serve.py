@@ -18,6 +18,7 @@ from launcher import clock, envs, logs
 from launcher.clock import Deadline
 from launcher.config import LaunchConfig
 from launcher.control import run_dir
+from launcher.control.bundle import write_bundle
 from launcher.control.protocol import (
     ErrorReply,
     InstanceStatus,
@@ -30,16 +31,18 @@ from launcher.control.protocol import (
     StopRequest,
 )
 from launcher.control.server import ControlServer
-from launcher.errors import ChildFailedError, Failure
+from launcher.errors import ChildFailedError, Failure, XserveError
 from launcher.host import read_host
 from launcher.plan.plan import LaunchPlan, make_plan
 from launcher.plan.processes import of_generation
+from launcher.plan.show import to_json
 from launcher.process import kernel, listen
 from launcher.process.helper import HelperSettings
 from launcher.process.lifecycle import State
 from launcher.process.restart import RestartSettings
 from launcher.process.sd_notify import Notifier
 from launcher.process.supervisor import Outcome, Screen, Supervisor, SupervisorSettings
+from launcher.process.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +78,12 @@ def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen], sto
         for note in plan.notes:
             view.note(note)
         _name_supervisor()
+        output = logs.OutputRelay(writer.write)
         supervisor = Supervisor(
             plan.processes,
-            _settings(config, plan, url, directory.lock_fd, story),
+            _settings(config, plan, url, directory.lock_fd, _Keeper(plan, output, story)),
             http=http,
-            output=logs.OutputRelay(writer.write),
+            output=output,
             screen=view,
             notifier=notifier,
         )
@@ -91,7 +95,41 @@ def serve(config: LaunchConfig, screen: Callable[[logs.LineWriter], Screen], sto
         return _conclude(outcome, view)
 
 
-def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, story: Story) -> SupervisorSettings:
+class _Keeper:
+    """Tells of failures and keeps them as crash bundles."""
+
+    def __init__(self, plan: LaunchPlan, output: logs.OutputRelay, story: Story) -> None:
+        self._plan = plan
+        self._output = output
+        self.story = story
+
+    def keep(self, cause: Failure, others: tuple[Failure, ...], tree: Tree) -> str:
+        """The line that says where; empty for a wrong setting, which needs no post-mortem."""
+        if cause.permanent:
+            return ""
+        try:
+            path = write_bundle(
+                envs.state_dir(),
+                self._plan.name,
+                cause,
+                others,
+                story=self.story(cause, others),
+                outputs={record.title: self._output.tail(record.title) for record in tree},
+                facts={
+                    "plan": to_json(self._plan),
+                    "processes": [
+                        {"title": r.title, "pid": r.pid, "step": r.step, "since": r.since, "restarts": r.restarts}
+                        for r in tree
+                    ],
+                    "notes": [f"{record.title}: {note}" for record in tree for note in record.notes],
+                },
+            )
+        except (OSError, XserveError) as error:
+            return f"no crash bundle: {error}"
+        return f"crash bundle: {path}"
+
+
+def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, keeper: _Keeper) -> SupervisorSettings:
     environment = envs.child_environment() | (dict(plan.helper.env) if plan.helper else {})
     return SupervisorSettings(
         method=plan.start_method,
@@ -113,7 +151,8 @@ def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, st
             longest_delay=config.restart_backoff,
         ),
         renew=of_generation,
-        story=story,
+        story=keeper.story,
+        keep=keeper.keep,
         lock_fd=lock_fd,
         ready_line=f"ready: {plan.served_model_name} at {url}",
     )

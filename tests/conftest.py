@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,12 @@ def pytest_configure() -> None:
     """Before anything imports numpy or torch: their pools are threads, and a process with threads is not forked."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    # What tests leave for post-mortems is nobody's.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="xs-state-")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ.pop("XDG_STATE_HOME", ""), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ It never knows which executor it has. One thread owns it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -19,11 +20,23 @@ from launcher.engine.request import Limits
 from launcher.engine.scheduled import ScheduledStep
 from launcher.engine.scheduler import Scheduler
 from launcher.errors import DeadlineError, InternalError
-from launcher.executor.base import Executor, Future, GrammarMask, KVCacheConfig, KVCacheSpec, StepOutput, StepPlan
+from launcher.executor.base import (
+    Executor,
+    Future,
+    GrammarMask,
+    KVCacheConfig,
+    KVCacheSpec,
+    StepOutput,
+    StepPlan,
+    unpack,
+)
 from launcher.process.reports import Step
 
 WAIT_SLICE = 0.25
 """Seconds between two calls of `while_waiting` during a step: how late a stop may find a core whose workers hang."""
+
+_RECENT = 8
+"""Plans kept."""
 
 T = TypeVar("T")
 
@@ -44,6 +57,8 @@ class EngineCore:
     def __init__(self, executor: Executor, settings: EngineSettings) -> None:
         self.executor = executor
         self.settings = settings
+        self.recent: deque[StepPlan] = deque(maxlen=_RECENT)
+        """The last plans, for who asks after a failure what was being done."""
         self.grammar: Grammar | None = None
         self.while_waiting: Callable[[], None] = lambda: None
         """Called now and then while a step is awaited; what it raises ends the step (and the core)."""
@@ -92,6 +107,17 @@ class EngineCore:
             max_num_seqs=self.settings.max_num_seqs,
         )
 
+    def recent_steps(self) -> list[str]:
+        """The last plans in short, oldest first."""
+        lines = []
+        for plan in self.recent:
+            slots, tokens = unpack(plan.slots), unpack(plan.num_tokens)
+            lines.append(
+                f"step {plan.step}: {len(slots)} requests, {sum(tokens)} tokens, {len(plan.new)} new,"
+                f" {len(plan.freed) // 4} freed, slots {slots[:16]}{'…' if len(slots) > 16 else ''}"
+            )
+        return lines
+
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something."""
@@ -131,6 +157,7 @@ class EngineCore:
 
     def _execute(self, scheduled: ScheduledStep) -> StepOutput | None:
         plan = scheduled.plan
+        self.recent.append(plan)
         keys = [row.request.key for row in scheduled.sampled]
         if self.grammar is None or not self.grammar.is_wanted(keys):
             return self._await(self.executor.execute_model(plan, non_block=True))

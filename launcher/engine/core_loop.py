@@ -81,6 +81,8 @@ class CoreLoop:
         """What came during the step under way."""
         self._stop: Deadline | None = None
         self._watch_at = 0.0
+        self._unsettled = False
+        """Ranks that need not answer may still be in a step that has been answered."""
         self._hung_at: float | None = None
         """When a hung rank was reported."""
         self._handlers: dict[type, Callable[[Client, Any], None]] = {
@@ -105,6 +107,7 @@ class CoreLoop:
                 self._flush()  # answers do not wait for the step
                 self._watch()  # a rank that need not answer may be hung while steps go on, or end
                 if self._core.has_work:
+                    self._unsettled = True
                     self._deliver(self._core.step())
                 self._flush()
                 if not self._core.has_work:
@@ -173,8 +176,12 @@ class CoreLoop:
             poll.register(fd, select.POLLIN)
         unsent = any(client.has_mail for client in self._front.clients)
         wait = UNSENT_WAIT if unsent else IDLE_WAIT
-        if self._core.settings.watchdog_timeout and not self._core.executor.is_idle():
+        settled = self._core.executor.is_idle()
+        if not settled:
             wait = min(wait, WAIT_SLICE)
+        elif self._unsettled:
+            self._core.executor.raise_if_dead()  # an error of a rank that was not to answer is there by now
+        self._unsettled = not settled
         ready = poll.poll(wait * 1000)
         if any(fd in deaths for fd, _ in ready):
             self._core.executor.raise_if_dead()

@@ -45,6 +45,7 @@ def run(ctx: ChildContext) -> None:
 
 def serve(core: EngineCore, ctx: ChildContext) -> Deadline:
     """Bring `core` up, serve until told to stop; the deadline of the stop."""
+    ctx.notes = core.recent_steps
     info = core.initialize(ctx.enter)
     # Only now: see step 1 above. ZMQ has threads.
     from launcher.engine.core_loop import CoreLoop

@@ -125,7 +125,10 @@ class Executor(ABC):
 
     @abstractmethod
     def raise_if_dead(self) -> None:
-        """`ChildFailedError` when a worker is gone. Never blocks for longer than it takes to learn why."""
+        """`ChildFailedError` when a worker is gone, `RemoteError` for an error of a rank that was not to answer.
+
+        Never blocks for longer than it takes to learn why.
+        """
 
     def hung(self, limit: float) -> Failure | None:
         """The rank that keeps a call from ending, if one has been at it for more than `limit` seconds.

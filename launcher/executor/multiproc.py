@@ -334,6 +334,9 @@ class MultiprocExecutor(Executor):
         self._look_after_children()
         if self._ended is not None:
             raise self._ended
+        self._take()
+        if (held := self._replies.take_held()) is not None:
+            raise held
 
     @property
     def children(self) -> list[Child]:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import setproctitle
@@ -47,6 +48,8 @@ class ChildContext:
         self.parent_pid = 0
         """Who started us. It may be gone by now: compare with getppid()."""
         self.step = Step.SPAWNED
+        self.notes: Callable[[], Sequence[str]] = tuple
+        """What this process did last, asked for when it fails; for the crash bundle."""
         self._up = up
         self._status = status
         self._handovers: deque[tuple[Handover, list[int]]] = deque()
@@ -96,7 +99,7 @@ class ChildContext:
 
     def report_hang(self, failure: Failure) -> None:
         """A child of ours is hung: the supervisor shows the stacks of all and then decides."""
-        self.send(Hang(failure=failure))
+        self.send(Hang(failure=failure, notes=tuple(self.notes())))
 
     # --- down
 

@@ -61,12 +61,15 @@ class FailureReport(msgspec.Struct, frozen=True, tag=True):
 
     failure: Failure
     cause: Failure | None = None
+    notes: tuple[str, ...] = ()
+    """What it did last, for the crash bundle."""
 
 
 class Hang(msgspec.Struct, frozen=True, tag=True):
     """A child of the sender is hung. The sender lives on, so that the stacks of all can be shown first."""
 
     failure: Failure
+    notes: tuple[str, ...] = ()
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):

@@ -100,6 +100,8 @@ class SupervisorSettings:
     """A process's spec for its n-th life (0 is the first)."""
     story: Callable[[Failure, tuple[Failure, ...]], str] = lambda cause, _others: cause.headline
     """A failure for a reader of the log."""
+    keep: Callable[[Failure, tuple[Failure, ...], Tree], str] = lambda _cause, _others, _tree: ""
+    """Keep what is known of a failure; the line to say where."""
     lock_fd: int | None = None
     ready_line: str = "ready"
 
@@ -370,6 +372,7 @@ class Supervisor:
         elif isinstance(message, Pong):
             self._watchdog.heard(title, clock.now())
         elif isinstance(message, Hang) and not self._is_expected(title) and message.failure.title in self.tree.records:
+            record.notes = message.notes
             self.show_stacks(f"{message.failure.title} is hung")
             self._verdict.hung(message.failure.title, message.failure)
         if record.failure is not None and not self._is_expected(title):
@@ -454,6 +457,8 @@ class Supervisor:
     def _on_verdict(self) -> None:
         """A cause is found: ask every unit that failed whether it is to be started again."""
         cause, others = self._verdict.judge()
+        if line := self._settings.keep(cause, others, self.tree):
+            self._screen.note(line)
         now, kind = clock.now(), Kind.SERVICE if self._been_ready else Kind.FIRST_START
         if cause.permanent:
             kind = Kind.PERMANENT

@@ -44,6 +44,8 @@ class Record:
         self.wanted = False
         self.failure: Failure | None = None
         self.restarts = 0
+        self.notes: tuple[str, ...] = ()
+        """What it said that it did last."""
 
     @property
     def title(self) -> str:
@@ -101,6 +103,7 @@ class Tree:
             return True
         if isinstance(message, FailureReport):
             record.failure = record.failure or message.failure
+            record.notes = message.notes or record.notes
             if (cause := message.cause) is not None and cause.title in self.records:
                 # A hung worker says nothing of itself: its parent's word is all there is.
                 guilty = self.records[cause.title]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -45,6 +46,12 @@ def test_a_hung_rank_is_named_and_its_group_comes_back(launch: Start, method: st
     for title in ("EngineCore_DP0", "APIServer_0", *(f"Worker_DP0_PP0_TP{rank}" for rank in range(3))):
         assert any(line.startswith(f"({title} pid=") for line in stacks), title
     assert "injury.py" in output, "the stack of the hung rank shows where it hangs"
+    [bundle] = (launched.runtime / "state").rglob("*.json")
+    kept = json.loads(bundle.read_text())
+    assert kept["cause"]["title"] == "Worker_DP0_PP0_TP0"
+    assert any("injury.py" in line for line in kept["last_output"]["Worker_DP0_PP0_TP0"])
+    assert any("EngineCore_DP0: step 2: 1 requests" in note for note in kept["notes"]), kept["notes"]
+    assert f"crash bundle: {bundle.with_suffix('.txt')}" in output
     eventually(lambda: answers, 20, "the answer after all")
     assert answers == [expected("patience", 5)]
     assert launched.stop() == 0
