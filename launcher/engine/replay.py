@@ -18,11 +18,11 @@ event             away                 up                                     le
 
 **Judging** at the start of a new life: every request that was present at the end of the one before has a death more.
 From `SUSPECT_AFTER` deaths on it is a *suspect*. While there is one, suspects are sent one at a time, and nothing else:
-those with the most deaths first, then those that got the fewest tokens since, then the oldest. A suspect whose core
-dies is *convicted* (`Fail`) when it had not got a token in that life, or when it is the second time: one that did get
-on may have been hit by something else, and a real poison comes to the same place again. Of the deaths that a convict
-was present at, at most one is still held against anybody else: the others go on together, and should there be another
-poison among them, it shows with the next death.
+those with the most deaths first, then those that had got the fewest tokens in between, then the oldest. A suspect whose
+core dies is *convicted* (`Fail`) when it had not got a token in that life, or when it is the second time: one that did
+get on may have been hit by something else, and a real poison comes to the same place again. Of the deaths that a
+convict was present at, at most one is still held against anybody else: the others go on together, and should there be
+another poison among them, it shows with the next death.
 
 **Clearing.** A request is free of all its deaths when it ends, and when it has got `CLEARED_AFTER` tokens since the
 last of them: what had to be computed when the core died, and what had been computed but not yet heard of, has been
@@ -68,7 +68,7 @@ Action = Send | Park | Fail
 
 
 class _Entry:
-    __slots__ = ("alone", "deaths", "number", "sent", "tokens")
+    __slots__ = ("alone", "before", "deaths", "number", "sent", "tokens")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -78,6 +78,8 @@ class _Entry:
         """Numbers of the deaths that it was present at."""
         self.tokens = 0
         """Since the last of them."""
+        self.before = 0
+        """Tokens between the last two of them."""
         self.alone = 0
         """How many of them it had to itself."""
 
@@ -119,7 +121,7 @@ class Replay:
 
     def _rank(self, name: str) -> tuple[int, int, int]:
         entry = self._entries[name]
-        return -len(entry.deaths), entry.tokens, entry.number
+        return -len(entry.deaths), entry.before, entry.number
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class Replay:
                 entry.alone += 1
                 convict = name if entry.tokens == 0 or entry.alone > 1 else None
             entry.deaths.add(self.deaths)
-            entry.tokens = 0
+            entry.before, entry.tokens = entry.tokens, 0
             self.watched.add(name)
         if convict is None:
             return []

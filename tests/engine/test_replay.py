@@ -162,10 +162,11 @@ def test_those_with_most_deaths_and_least_progress_come_first() -> None:
     die(replay)
     replay.add("d")
     replay.tokens("a", 3)
-    assert die(replay) == [Send("a")], "all made the same progress since this death: none"
-    replay.forget("a")
-    assert replay.suspects == ["b", "c"]
-    assert "d" not in replay.suspects, "one death only"
+    replay.tokens("b", 1)
+    assert die(replay) == [Send("c")], "it died without a token each time"
+    assert replay.suspects == ["c", "b", "a"]
+    replay.tokens("c", 1)
+    assert die(replay) == [Send("c")], "three deaths"
 
 
 def test_one_that_dies_alone_is_failed_and_explains_the_others() -> None:
