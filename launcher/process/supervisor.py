@@ -7,27 +7,21 @@ within one budget. It imports no torch and no zmq, and it decides nothing in a s
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import msgspec
+from collections.abc import Sequence
 
 from launcher import clock
 from launcher.clock import Deadline
-from launcher.errors import Failure
-from launcher.process import kernel, procfs, sessions
+from launcher.process import kernel, sessions
+from launcher.process.attention import Attention
 from launcher.process.child import STACK_SIGNAL
-from launcher.process.helper import HelperSettings
-from launcher.process.helper_client import Helper, helper_spec
 from launcher.process.lifecycle import Action, Event, State, next_cell
-from launcher.process.nursery import Child, ExitStatus, Nursery
+from launcher.process.lives import ROOT, Lives
+from launcher.process.nursery import Child, ExitStatus
 from launcher.process.reports import (
     ChildGone,
     ChildStarted,
@@ -35,27 +29,25 @@ from launcher.process.reports import (
     Drain,
     Drained,
     Hang,
-    Ping,
     Pong,
     ReadyReport,
-    Step,
     StepReport,
     TreeState,
     UpMessage,
 )
-from launcher.process.restart import Decision, Kind, RestartSettings
+from launcher.process.restart import Decision, Kind
 from launcher.process.sd_notify import Notifier
 from launcher.process.signals import SignalPipe
-from launcher.process.spec import ChildMethod, ProcessSpec
-from launcher.process.start_lines import StartLines
+from launcher.process.spec import ProcessSpec
 from launcher.process.stop import StopSequence
+from launcher.process.supervisor_settings import Guest, Outcome, Screen, SupervisorSettings
 from launcher.process.tree import Tree
 from launcher.process.units import Phase, Unit, Units
 from launcher.process.verdict import Verdict
-from launcher.process.watchdog import Watchdog
-from launcher.process.wires import Output, Wires
+from launcher.process.wires import Output
 
-ROOT = "Supervisor"
+__all__ = ["Guest", "Outcome", "Output", "Screen", "Supervisor", "SupervisorSettings"]
+
 _FAIL_BUDGET = 1.0
 """Seconds for stopping a tree that has failed: what must go is gone within 2 s of the death."""
 _INTERRUPT_BUDGET = 2.0
@@ -63,61 +55,6 @@ _INTERRUPT_BUDGET = 2.0
 _STOP_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 """And the exit code when it interrupts a start or forces a stop."""
 _NEVER = Deadline.after(None)
-
-
-class Screen(Protocol):
-    """Shows the start."""
-
-    def on_step(self, title: str, pid: int, report: StepReport) -> None: ...
-    def on_ready(self, title: str, pid: int) -> None: ...
-    def note(self, line: str) -> None: ...
-    def close(self) -> None: ...
-
-
-class Guest(Protocol):
-    """Someone else who listens in our loop (the control socket, the writer to stderr)."""
-
-    def filenos(self) -> dict[int, int]: ...
-    def on_event(self, fd: int) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class SupervisorSettings:
-    method: ChildMethod
-    """How engine cores are started."""
-    helper: HelperSettings
-    launch_id: str
-    ready_timeout: float
-    """Seconds without progress."""
-    shutdown_timeout: float
-    """Seconds for a whole stop."""
-    environment: Mapping[str, str]
-    """For the helper's exec."""
-    watchdog_timeout: float = 0.0
-    """Seconds without an answer after which a process counts as hung; 0: never."""
-    restart: RestartSettings = field(default_factory=RestartSettings)
-    renew: Callable[[ProcessSpec, int], ProcessSpec] = lambda spec, _generation: spec
-    """A process's spec for its n-th life (0 is the first)."""
-    story: Callable[[Failure, tuple[Failure, ...]], str] = lambda cause, _others: cause.headline
-    """A failure for a reader of the log."""
-    keep: Callable[[Failure, tuple[Failure, ...], Tree], str] = lambda _cause, _others, _tree: ""
-    """Keep what is known of a failure; the line to say where."""
-    lock_fd: int | None = None
-    ready_line: str = "ready"
-
-
-@dataclass
-class Outcome:
-    """How a launch ended."""
-
-    exit_code: int = 0
-    cause: Failure | None = None
-    follow_ons: tuple[Failure, ...] = ()
-    spent: bool = False
-    """The cause would have been followed by a restart, but there had been too many."""
-    cut_requests: int = 0
-    cut_short: list[str] = field(default_factory=list)
-    """Titles of processes that had to be killed."""
 
 
 class Supervisor:
@@ -139,35 +76,28 @@ class Supervisor:
         self.guests: list[Guest] = []
         self._settings = settings
         self._units = Units(specs, settings.restart, settings.launch_id)
-        self._http = http
         self._screen = screen
         self._notifier = notifier
         self._outcome = Outcome()
-        self._verdict = Verdict(self.tree, output.tail)
-        self._watchdog = Watchdog(settings.watchdog_timeout)
         self._signals = SignalPipe(_stop_signals() | {signal.SIGCHLD, STACK_SIGNAL})
-        self._wires = Wires(output, self._pid_of)
-        spec = helper_spec(settings.method, settings.helper, settings.environment)
-        self._helper = Helper(spec, self._wires, settings.lock_fd)
-        self._helper.on_step = screen.on_step
-        self._helper.on_ready = self._helper_ready
-        self._nursery = Nursery(settings.method, forker=self._helper)
+        self._verdict = Verdict(self.tree, output.tail)
+        self._lives = Lives(
+            self._units, self.tree, settings, output=output, screen=screen, http=http, told=lambda: self._told
+        )
+        self._nursery, self._helper, self._wires = self._lives.nursery, self._lives.helper, self._lives.wires
+        self._attention = Attention(
+            self.tree, self._units, self._nursery, self._verdict, screen, limit=settings.watchdog_timeout
+        )
         self._sequence: StopSequence[Child] | None = None
         self._failed_units: list[tuple[Unit, Decision]] = []
         self._been_ready = False
-        self._spawn_instead = False
-        """The helper cannot be forked from."""
         self._stop_code = 0
         """The exit code if the stop under way ends as it should."""
         self._stop_by = _NEVER
         self._drain_by = _NEVER
         self._drained: set[str] = set()
-        self._start_lines = StartLines()
         self._told = TreeState(state="")
-
-    def _pid_of(self, title: str) -> int:
-        record = self.tree.records.get(title)
-        return record.pid if record else self._helper.pid
+        """What the API servers know."""
 
     # --- the loop
 
@@ -175,7 +105,7 @@ class Supervisor:
         """Start, serve, stop; returns when nothing is left. Never raises for a child's failure."""
         kernel.become_subreaper()
         try:
-            self._begin()
+            self._lives.begin()
             while self.state is not State.GONE:
                 self._wait()
                 self._timers()
@@ -207,7 +137,7 @@ class Supervisor:
             if number in _STOP_SIGNALS:
                 self.ask_to_stop(number)
             elif number == STACK_SIGNAL:
-                self.show_stacks("asked by SIGQUIT")
+                self._attention.show_stacks("asked by SIGQUIT")
         self._reap_strangers()
 
     def _until_next_timer(self) -> int | None:
@@ -215,7 +145,7 @@ class Supervisor:
         waits = [self._verdict.deadline.remaining(), self._drain_by.remaining()]
         waits += [sequence.advance() for sequence in self._sequences()]
         if not self._stopping:
-            waits.append(self._watchdog.until_turn(clock.now()))
+            waits.append(self._attention.watchdog.until_turn(clock.now()))
             soonest = self._units.soonest_start()
             # A unit that is due and not started waits for the helper: its word wakes us.
             waits += [soonest] if soonest > 0 else []
@@ -227,124 +157,20 @@ class Supervisor:
 
     def _timers(self) -> None:
         if self._is_coming:
-            self._check_start()
+            self._attention.look_at_start(self._settings.ready_timeout)
         else:
-            self._start_lines.reset()
+            self._attention.start_is_over()
         if not self._stopping:
-            self._watch()
+            self._attention.look_at_service()
         if self._verdict.deadline.expired:
             self._on_verdict()
         if not self._stopping and self.state is not State.DRAINING:
-            self._turn_units()
+            self._lives.turn()
         if self._drain_by.expired:
             self._drain_by = _NEVER
             self._handle(Event.DRAINED)
         if self._sequence is not None and self._sequence.done:
             self._handle(Event.ALL_GONE)
-
-    # --- start
-
-    def _begin(self) -> None:
-        self._helper.start()
-        self._turn_units()
-
-    @property
-    def _method(self) -> ChildMethod:
-        """How engine cores are started as things stand."""
-        spawn = self._spawn_instead or (self._settings.method == "forkserver" and not self._helper.warm)
-        return "spawn" if spawn else self._settings.method
-
-    def _turn_units(self) -> None:
-        """Finish what ends, start what is due."""
-        for unit in self._units:
-            if unit.phase is Phase.ENDING:
-                self._finish(unit)
-            if unit.is_due(helper_ready=self._helper.is_ready, method=self._method):
-                self._start(unit)
-
-    def _start(self, unit: Unit) -> None:
-        """Start a unit with its lines; the ends that travel are closed here once they have."""
-        method = unit.method(self._method)
-        spec = msgspec.structs.replace(unit.spec, child_method="spawn") if method == "spawn" else unit.spec
-        descriptors, ours = self._wires.lay(spec)
-        if spec.role == "api_server" and self._http is not None:
-            descriptors["http"] = self._http.fileno()
-        try:
-            [child] = self._nursery.start_all([spec], method=method, descriptors={spec.title: descriptors})
-        finally:
-            for fd in ours:
-                os.close(fd)
-        unit.started(child)
-        self.tree.started(child.title, child.pid, child.start_time)
-        self._helper.guard({child.pid: child.start_time})
-        if spec.role == "api_server":
-            self._nursery.send(child, self._told)
-
-    def _finish(self, unit: Unit) -> None:
-        """Once the old life is reaped to the last process, make room for the next."""
-        records = [self.tree[title] for title in unit.titles]
-        reaped = all(record.gone or not record.pid for record in records)
-        if not (unit.sequence is None or unit.sequence.done) or not (reaped or unit.reap_by.expired):
-            return
-        found = {record.pid: record.start_time for record in records if record.pid}
-        sessions.kill_members(found, unit.mark, Deadline.after(1), {self._helper.pid})
-        self._wires.drop(unit.titles)
-        for record in records:
-            self._helper.unguard(record.pid)
-        if unit.child is not None:
-            self._nursery.forget(unit.child)
-        unit.next_life(self._settings.renew)
-        self.tree.renew(unit.spec, ROOT)
-
-    def _helper_ready(self, info: dict[str, Any]) -> None:
-        self._screen.on_ready(self._helper.title, self._helper.pid)
-        if self._method == "forkserver" and (unsafe := info.get("unsafe_to_fork")):
-            self._screen.note(f"spawn instead of forkserver: after the preload {'; '.join(unsafe)}")
-            self._spawn_instead = True
-
-    def _check_start(self) -> None:
-        """The start's limit: no progress of anybody for `ready_timeout` seconds."""
-        running = set[str]().union(*(unit.titles for unit in self._units if unit.phase is Phase.RUNNING))
-        behind = [record for record in self.tree.behind() if record.title in running]
-        if not behind:
-            return
-        if line := self._start_lines.due([record for record in self.tree if record.title in running]):
-            self._screen.note(line)
-        last = max(record.last_progress for record in self.tree if record.title in running)
-        # The engine core has a limit too, a few seconds later: if it went first, its workers' stacks would go with it.
-        if clock.now() - last > self._settings.ready_timeout and not self._verdict.due:
-            self.show_stacks(f"no progress for {self._settings.ready_timeout:g} s")
-            slowest = self.tree.slowest()
-            guilty = slowest if slowest is not None and slowest in behind else behind[0]
-            self._verdict.too_slow(guilty, self._settings.ready_timeout)
-
-    def _watch(self) -> None:
-        """Ping who serves; one that has not answered for the limit is hung."""
-        ready = [c for c in self._nursery.children if c.is_ready and not c.is_gone and not self._is_expected(c.title)]
-        turn = self._watchdog.turn(clock.now(), [child.title for child in ready])
-        if turn is None:
-            return
-        for child in ready:
-            self._nursery.send_nowait(child, Ping(number=self._watchdog.number))
-        if turn.late and not self._verdict.due:
-            self.show_stacks("no answer from " + ", ".join(title for title, _ in turn.late))
-            for title, age in turn.late:
-                self._verdict.silent(self.tree[title], age, self._watchdog.limit)
-
-    def show_stacks(self, why: str) -> None:
-        """Have every process print the Python stack of each of its threads; all of them go on.
-
-        By a signal that each has set up at birth (faulthandler): no tool, no privilege, no interpreter lock needed.
-        """
-        self._screen.note(f"stacks of all processes: {why}")
-        faulthandler.dump_traceback(file=2)
-        for record in self.tree:
-            if not record.pid or record.gone or record.step is Step.SPAWNED:
-                continue
-            stat = procfs.read_stat(record.pid)
-            if stat is not None and stat.state in "TtD":
-                self._screen.note(f"{record.title} (pid {record.pid}) cannot show its stack: state {stat.state}")
-            sessions.signal_process(record.pid, record.start_time, STACK_SIGNAL)
 
     # --- listen
 
@@ -370,10 +196,10 @@ class Supervisor:
         elif isinstance(message, Drained):
             self._on_drained(title, message)
         elif isinstance(message, Pong):
-            self._watchdog.heard(title, clock.now())
+            self._attention.watchdog.heard(title, clock.now())
         elif isinstance(message, Hang) and not self._is_expected(title) and message.failure.title in self.tree.records:
             record.notes = message.notes
-            self.show_stacks(f"{message.failure.title} is hung")
+            self._attention.show_stacks(f"{message.failure.title} is hung")
             self._verdict.hung(message.failure.title, message.failure)
         if record.failure is not None and not self._is_expected(title):
             self._verdict.suspect()
@@ -481,8 +307,7 @@ class Supervisor:
                 f"restarting {unit.title} {when}"
                 f" (restart {decision.number} of {limits.max_restarts} within {limits.window:g} s)"
             )
-            alive = [unit.child] if unit.child is not None else []
-            unit.end(decision.delay, StopSequence(alive, 0, self._nursery.send))
+            self._lives.end(unit, decision)
         self._failed_units = []
 
     def ask_to_stop(self, number: signal.Signals | None = None, budget: float | None = None) -> None:
