@@ -16,6 +16,7 @@ from launcher.ipc.codec import Codec
 from launcher.ipc.endpoint import Endpoint
 from launcher.ipc.handle import RingHandle, Watched, describe_peer
 from launcher.ipc.layout import (
+    ALIGN,
     ARENA_PLACE,
     ASLEEP_AT,
     CLOSED_WORD,
@@ -33,7 +34,6 @@ from launcher.ipc.layout import (
     WANTED_WORD,
     body_parts,
     reader_word,
-    record_size,
 )
 from launcher.ipc.waiting import Outcome, Parking, Spin, park
 
@@ -144,7 +144,7 @@ class QueueReader(Endpoint):
             # Give the record's bytes back, and wake a writer that waits for them. Also after an error: a message that
             # cannot be decoded must not stop the queue.
             fences.publish()
-            words[self._mine] = self._cursor = cursor = cursor + record_size(length)
+            words[self._mine] = self._cursor = cursor = cursor + (RECORD_HEADER + length + ALIGN - 1 & -ALIGN)
             words[self._mine + 1] = self._read = self._read + 1
             fences.full()
             wanted = words[WANTED_WORD]

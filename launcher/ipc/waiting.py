@@ -3,6 +3,7 @@
 The yield phase is bounded by time (100 µs), never by a count: a count costs cores when there are many readers.
 It tunes itself: a message that came in time doubles it, a sleep that lasted longer halves it, down to none: a reader of
 20 ms steps goes to sleep at once, and leaves its core to the others. A sleep that turns out short brings it back.
+Beside processes that keep the core until their time slice is over yielding is no use, and is left off for a while.
 
 The sleep is an epoll of an eventfd and of the pidfds of the endpoint's peers. Before it, the sleeper says that it
 sleeps, passes a full fence and looks once more; the waker publishes, passes a full fence and looks for
@@ -28,6 +29,10 @@ SPIN_MAX_NS = 100_000
 SPIN_MANY_NS = 400_000
 """For who waits on a set: the answers of many ranks take so long when they have few cores between them."""
 SPIN_MIN_NS = 4_000
+SLICE_NS = 2_000_000
+"""A yield that lasted so long has met a process that does not yield, and was put behind it in line for the core."""
+SHY_WAITS = 200
+"""Then so many waits sleep at once: who wakes up is put before such a process."""
 WARN_SECONDS = 5.0
 
 
@@ -65,43 +70,60 @@ class Waitable(Protocol):
 class Spin:
     """The yield phase of one endpoint."""
 
-    __slots__ = ("budget", "longest")
+    __slots__ = ("budget", "longest", "shy")
 
     def __init__(self, longest: int = SPIN_MAX_NS) -> None:
         self.longest = longest
         """ns"""
         self.budget = longest
         """ns that the next wait may yield."""
+        self.shy = 0
+        """Waits to come that do not yield."""
 
     def run(self, is_ready: Callable[[], bool]) -> bool:
         """Yield until ready or over budget. True: ready."""
         if not self.budget:
             return False
         clock, give_way = time.monotonic_ns, os.sched_yield
-        end = clock() + self.budget
+        last = clock()
+        end = last + self.budget
         while True:
             give_way()
             if is_ready():
-                return self._in_time()
-            if clock() >= end:
-                return False
+                return self._in_time(clock() - last)
+            before, last = last, clock()
+            if last >= end:
+                return self._in_vain(last - before)
 
     def until_moved(self, words: memoryview, index: int, seen: int) -> bool:
         """`run` for what nearly every wait is for: until ``words[index]`` is no longer `seen`."""
         if not self.budget:
             return False
         clock, give_way = time.monotonic_ns, os.sched_yield
-        end = clock() + self.budget
+        last = clock()
+        end = last + self.budget
         while True:
             give_way()
             if words[index] != seen:
-                return self._in_time()
-            if clock() >= end:
-                return False
+                return self._in_time(clock() - last)
+            before, last = last, clock()
+            if last >= end:
+                return self._in_vain(last - before)
 
-    def _in_time(self) -> bool:
-        self.budget = min(self.longest, self.budget * 2)
+    def _in_time(self, last_yield_ns: int) -> bool:
+        if last_yield_ns > SLICE_NS:
+            self._be_shy()
+        else:
+            self.budget = min(self.longest, self.budget * 2)
         return True
+
+    def _in_vain(self, last_yield_ns: int) -> bool:
+        if last_yield_ns > SLICE_NS:
+            self._be_shy()
+        return False
+
+    def _be_shy(self) -> None:
+        self.budget, self.shy = 0, SHY_WAITS
 
     def slept(self, waited_ns: int) -> None:
         """What the whole wait took, in the yield phase and in the sleep.
@@ -109,7 +131,9 @@ class Spin:
         Up to twice the longest yield is worth yielding again: sleeping makes waits longer, and processes that once
         sleep would else go on to wait for each other's wake-ups, though they could all be yielding.
         """
-        if waited_ns < 2 * self.longest:
+        if self.shy:
+            self.shy -= 1
+        elif waited_ns < 2 * self.longest:
             self.budget = self.longest
         else:
             self.budget = self.budget >> 1 if self.budget >= 2 * SPIN_MIN_NS else 0

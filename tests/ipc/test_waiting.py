@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from launcher.clock import now
 from launcher.errors import InternalError
 from launcher.ipc import Watched, wait_readable
 from launcher.ipc.segment import create_eventfd, wake
-from launcher.ipc.waiting import NOBODY, SPIN_MAX_NS, SPIN_MIN_NS, Outcome, Parking, Spin, wait
+from launcher.ipc.waiting import NOBODY, SHY_WAITS, SLICE_NS, SPIN_MAX_NS, SPIN_MIN_NS, Outcome, Parking, Spin, wait
 from tests.ipc.conftest import Queues, soon
 
 
@@ -128,6 +129,21 @@ def test_spin_tunes_itself() -> None:
     assert spin.run(lambda: True)
     assert spin.budget == 2 * SPIN_MIN_NS
     assert not spin.run(lambda: False)
+
+
+def test_who_met_a_process_that_does_not_yield_sleeps_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    spin = Spin()
+    monkeypatch.setattr("launcher.ipc.waiting.os.sched_yield", lambda: time.sleep(2 * SLICE_NS / 1e9))
+    assert spin.run(lambda: True)
+    assert spin.budget == 0
+    for _ in range(SHY_WAITS):
+        assert not spin.run(lambda: True)
+        spin.slept(1)
+    assert spin.budget == 0
+    spin.slept(1)
+    assert spin.budget == SPIN_MAX_NS
+    assert not spin.until_moved(memoryview(bytes(8)).cast("Q"), 0, 0)
+    assert spin.shy == SHY_WAITS
 
 
 def test_wait_readable(queues: Queues, pipe: tuple[int, int]) -> None:
