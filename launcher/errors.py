@@ -66,6 +66,10 @@ class ClosedError(XserveError):
     """The object was closed by this process."""
 
 
+class ForkerLostError(XserveError):
+    """The helper was asked for a fork and did not give one: it is dead, stopped or hung."""
+
+
 class InternalError(XserveError):
     """A bug in xserve."""
 

@@ -97,6 +97,10 @@ class Load:
     def resume(self) -> None:
         self._open.set()
 
+    def oldest(self) -> float:
+        """When the oldest request that is under way began; ``inf`` when none is."""
+        return min((one.began for one in list(self._active)), default=float("inf"))
+
     def close(self) -> None:
         self._ended = True
         self._thread.join()

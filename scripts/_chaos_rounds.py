@@ -68,9 +68,11 @@ class Arena:
         self._chance = random.Random(seed)
         self._number = 0
         self._label = ""
-        self._segments = trees.segments()
+        self._segments: set[str] = set()
+        """Names in /dev/shm that a launch was seen to use."""
         self._shape: Counter[str] = Counter()
         self._struck: set[int] = set()
+        self._back_since = 0.0
         self.launch = self.begin()
 
     # --- launches
@@ -98,6 +100,7 @@ class Arena:
         until(lambda: len(self.launch.tree()) >= 2 and self.is_steady(), 5)
         self._shape = self.launch.shape()
         self.launch.baseline = self.launch.descriptors()
+        self._segments |= trees.named_segments(trees.descendants(self.launch.process.pid))
         self.load.resume()
 
     def is_steady(self) -> bool:
@@ -110,10 +113,11 @@ class Arena:
         self.come_up()
         self.settle()
 
-    def fault(self, kind: str, text: str) -> None:
+    def fault(self, kind: str, text: str, *, quiet: bool = False) -> None:
         line = f"{self._label}: {text} [{self.launch.log.name}]"
         self.faults[kind].append(line)
-        print(f"FAULT {kind}: {line}", file=sys.stderr)
+        if not quiet:
+            print(f"FAULT {kind}: {line}", file=sys.stderr)
 
     # --- rounds
 
@@ -122,6 +126,8 @@ class Arena:
         self.dealt[str(cell)] += 1
         counts = self.load.counts
         before = (len(counts.lost), len(counts.wrong))
+        if cell.phase != RESTART:  # or those that were there at the last death would be suspects, tried one by one
+            until(lambda: self.load.oldest() > self._back_since, 5)
         time.sleep(self._chance.uniform(0.0, 0.3))
         {DRAIN: self._drain, START: self._start, RESTART: self._restart}.get(cell.phase, self._serving)(cell)
         self._look_for_strangers()
@@ -131,12 +137,13 @@ class Arena:
             ("requests wrong", counts.wrong, before[1]),
         ):
             for text in found[old:]:
-                self.fault(kind, text)
+                self.fault(kind, text, quiet=text not in found[old : old + 3])
         for text in counts.closed_late:
             self.fault("connections closed late", text)
         counts.closed_late.clear()
         if number % TALLY_EVERY == 0:
             self.tally()
+        self._back_since = time.monotonic()
 
     def _serving(self, cell: Cell) -> None:
         title, pid = self._choose(cell.victim)
@@ -251,10 +258,9 @@ class Arena:
         if files := self.launch.files_left():
             self.fault("files and sockets", f"{files}")
             shutil.rmtree(self._directory / "r" / "xserve", ignore_errors=True)
-        new = {name for name in trees.segments() - self._segments if not trees.held_by_somebody(name)}
-        if new:
-            self.fault("segments", f"in /dev/shm: {sorted(new)}")
-            self._segments |= new
+        if left_behind := [name for name in self._segments if Path(name).exists()]:
+            self.fault("segments", f"{left_behind}")
+        self._segments.clear()
 
     def _give_up(self) -> None:
         """This launch is not what it should be: go on with another one."""
@@ -277,12 +283,16 @@ class Arena:
         title, pid = self._choose(cell.victim)
         self._struck.add(pid)
         was_ready = "ready: " in launch.text()
+        window = Window(time.monotonic())  # it may serve already
+        self.load.windows.append(window)
         deal(cell.blow, pid, self._chance, self.memory)
         if title == "Supervisor":
             if cell.blow == "STOP":
                 deal("KILL", pid, self._chance, self.memory)
             launch.process.wait()
+            window.close_by = time.monotonic() + CLOSE_LIMIT
             self._all_gone(time.monotonic())
+            window.end = time.monotonic()
             self.fresh()
             return
         limit = GONE_LIMIT + (READY_TIMEOUT + 2 if cell.blow == "STOP" else 0)
@@ -296,15 +306,17 @@ class Arena:
                 self._give_up()
                 return
             self._check_causes(0, needed=False)
-            self.load.resume()
             self.settle()
+            window.end = time.monotonic()
             return
         took = time.monotonic() - struck
         if always or launch.process.returncode != 1 or took > limit:
             how = f"exit {launch.process.returncode} after {took:.1f} s"
             self.fault("not back, or not gone in time", f"{how}, always={always}, ready={was_ready}, struck: {title}")
+        window.close_by = time.monotonic() + CLOSE_LIMIT
         self._check_causes(0, needed=True)
         self._all_gone(time.monotonic())
+        window.end = time.monotonic()
         self.fresh()
 
     def _drain(self, cell: Cell) -> None:
@@ -377,11 +389,14 @@ class Arena:
         if not self.load.pause(8):
             self.fault("requests lost", "a request does not end")
         launch = self.launch
-        if not until(lambda: launch.descriptors() == launch.baseline, 3):
-            now = launch.descriptors()
-            more = {t: (n, now.get(t)) for t, n in launch.baseline.items() if now.get(t) != n}
-            self.fault("descriptors", f"title: (at first, now): {more}; extra: {set(now) - set(launch.baseline)}")
-            launch.baseline = now
+
+        def more() -> dict[str, tuple[int, int]]:
+            counts = launch.descriptors()
+            return {t: (launch.baseline.get(t, 0), n) for t, n in counts.items() if n > launch.baseline.get(t, 0)}
+
+        if not until(lambda: not more(), 3):
+            self.fault("descriptors", f"title: (at first, now): {more()}")
+            launch.baseline = launch.descriptors()
         self.load.resume()
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from launcher.process import procfs, sessions
 
 PREFIX = "xserve::"
 POLL = 0.004
-_CAUSE = re.compile(r"^xserve: (?:rank \d+ \()?(\w+)\)?, pid (\d+)[^:]*: (.*)$", re.MULTILINE)
+_CAUSE = re.compile(
+    r"^(?:xserve: +[\d.]+ s  )?(?:xserve: )?(?:rank \d+ \()?(\w+)\)?, pid (\d+)[^:]*: (.*)$", re.MULTILINE
+)
 
 
 def until(condition: Callable[[], Any], limit: float) -> Any:
@@ -162,17 +164,10 @@ def strike(pid: int, number: int) -> bool:
     return sessions.signal_process(pid, procfs.start_time(pid), number)
 
 
-def segments() -> set[str]:
-    try:
-        return set(os.listdir("/dev/shm"))
-    except OSError:
-        return set()
-
-
-def held_by_somebody(segment: str) -> bool:
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                if f"/dev/shm/{segment}" in Path(f"/proc/{entry}/maps").read_text():
-                    return True
-    return False
+def named_segments(pids: Iterable[int]) -> set[str]:
+    """Files in /dev/shm that these processes have mapped."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
+    return found

@@ -7,7 +7,7 @@ import faulthandler
 from launcher import clock
 from launcher.process import procfs, sessions
 from launcher.process.child import STACK_SIGNAL
-from launcher.process.nursery import Nursery
+from launcher.process.lives import Lives
 from launcher.process.reports import Ping, Step
 from launcher.process.start_lines import StartLines
 from launcher.process.supervisor_settings import Screen
@@ -21,12 +21,13 @@ class Attention:
     """Looks at the tree when it is told to; what it finds goes to the verdict."""
 
     def __init__(
-        self, tree: Tree, units: Units, nursery: Nursery, verdict: Verdict, screen: Screen, *, limit: float
+        self, tree: Tree, units: Units, lives: Lives, verdict: Verdict, screen: Screen, *, limit: float
     ) -> None:
         self.watchdog = Watchdog(limit)
         self._tree = tree
         self._units = units
-        self._nursery = nursery
+        self._nursery, self._helper = lives.nursery, lives.helper
+        self._helper.on_pong = lambda: self.watchdog.heard(self._helper.title, clock.now())
         self._verdict = verdict
         self._screen = screen
         self._start_lines = StartLines()
@@ -36,6 +37,8 @@ class Attention:
 
     def look_at_start(self, ready_timeout: float) -> None:
         """The start's limit: no progress of anybody for `ready_timeout` seconds."""
+        if (age := self._helper.idle_start) > ready_timeout:
+            self._helper.replace(f"not ready: no progress for {age:.0f} s (--ready-timeout {ready_timeout:g})")
         running = set[str]().union(*(unit.titles for unit in self._units if unit.phase is Phase.RUNNING))
         behind = [record for record in self._tree.behind() if record.title in running]
         if not behind:
@@ -55,14 +58,20 @@ class Attention:
         ready = [
             c for c in self._nursery.children if c.is_ready and not c.is_gone and not self._units.is_ending(c.title)
         ]
-        turn = self.watchdog.turn(clock.now(), [child.title for child in ready])
+        helper = [self._helper.title] if self._helper.is_ready else []
+        turn = self.watchdog.turn(clock.now(), [child.title for child in ready] + helper)
         if turn is None:
             return
         for child in ready:
             self._nursery.send_nowait(child, Ping(number=self.watchdog.number))
-        if turn.late and not self._verdict.due:
-            self.show_stacks("no answer from " + ", ".join(title for title, _ in turn.late))
-            for title, age in turn.late:
+        if helper:
+            self._helper.ping(self.watchdog.number)
+        late = dict(turn.late)
+        if (age := late.pop(self._helper.title, None)) is not None:
+            self._helper.replace(f"has not answered for {age:.0f} s (--watchdog-timeout {self.watchdog.limit:g})")
+        if late and not self._verdict.due:
+            self.show_stacks("no answer from " + ", ".join(late))
+            for title, age in late.items():
                 self._verdict.silent(self._tree[title], age, self.watchdog.limit)
 
     def show_stacks(self, why: str) -> None:

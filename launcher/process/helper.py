@@ -12,8 +12,8 @@ they had started does not. The helper sees EOF on its channel, ends every sessio
 its launch id, removes the run directory, and goes: within 2 s of the supervisor's death. It holds a copy of the run
 directory's lock (descriptor ``lock``) until then, so that no new start takes the directory while it is being cleaned.
 
-Wire: the supervisor sends `Fork` (with the child's end of a channel), `Guard`, `Unguard`, `Stop`; the helper sends
-`StepReport`, `ReadyReport` (with its threads). EOF from the supervisor = its death.
+Wire: the supervisor sends `Fork` (with the child's end of a channel), `Guard`, `Unguard`, `Ping`, `Stop`; the helper
+sends `StepReport`, `ReadyReport` (with its threads), `Pong`. EOF from the supervisor = its death.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from launcher.clock import Deadline
 from launcher.host.process_state import unsafe_to_fork
 from launcher.process import kernel, procfs, sessions
 from launcher.process.child import ChildContext, run_child
-from launcher.process.reports import Fork, Guard, Step, Stop, Unguard
+from launcher.process.reports import Fork, Guard, Ping, Pong, Step, Stop, Unguard
 
 _CLEAN_UP = 1.5
 """Seconds for ending sessions: the guard outlives the supervisor by at most 2 s."""
@@ -104,6 +104,8 @@ def run(ctx: ChildContext) -> None:
             return
         if isinstance(message, Stop):
             return
+        if isinstance(message, Ping):
+            ctx.send(Pong(number=message.number))
         if isinstance(message, Fork):
             _fork(message, fds[0])
             os.close(fds[0])

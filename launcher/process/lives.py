@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from launcher.clock import Deadline
+from launcher.errors import Failure, ForkerLostError, describe
 from launcher.process import sessions
 from launcher.process.helper_client import Helper, helper_spec
 from launcher.process.nursery import Nursery
@@ -41,10 +42,14 @@ class Lives:
     ) -> None:
         self.wires = Wires(output, self._pid_of)
         self.helper = Helper(
-            helper_spec(settings.method, settings.helper, settings.environment), self.wires, settings.lock_fd
+            helper_spec(settings.method, settings.helper, settings.environment),
+            self.wires,
+            settings.lock_fd,
+            retry=settings.restart.policy == "always",
         )
         self.helper.on_step = screen.on_step
         self.helper.on_ready = self._helper_ready
+        self.helper.on_death = self._helper_died
         self.nursery = Nursery(settings.method, forker=self.helper)
         self._units = units
         self._tree = tree
@@ -83,7 +88,10 @@ class Lives:
                 self._start(unit)
 
     def _start(self, unit: Unit) -> None:
-        """Start a unit with its lines; the ends that travel are closed here once they have."""
+        """Start a unit with its lines; the ends that travel are closed here once they have.
+
+        One that the helper does not fork stays due, until there is another helper.
+        """
         method = unit.method(self.method)
         spec = msgspec.structs.replace(unit.spec, child_method="spawn") if method == "spawn" else unit.spec
         descriptors, ours = self.wires.lay(spec)
@@ -91,6 +99,10 @@ class Lives:
             descriptors["http"] = self._http.fileno()
         try:
             [child] = self.nursery.start_all([spec], method=method, descriptors={spec.title: descriptors})
+        except ForkerLostError as error:
+            self.wires.drop(unit.titles)
+            self.helper.replace(str(error))
+            return
         finally:
             for fd in ours:
                 os.close(fd)
@@ -115,6 +127,9 @@ class Lives:
             self.nursery.forget(unit.child)
         unit.next_life(self._settings.renew)
         self._tree.renew(unit.spec, ROOT)
+
+    def _helper_died(self, failure: Failure) -> None:
+        self._screen.note(f"{describe(failure)}; starting another one")
 
     def _helper_ready(self, info: dict[str, Any]) -> None:
         self._screen.on_ready(self.helper.title, self.helper.pid)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from launcher import clock, envs
 from launcher.clock import Deadline
-from launcher.errors import ChildFailedError, DeadlineError, Failure
+from launcher.errors import ChildFailedError, DeadlineError, Failure, ForkerLostError
 from launcher.process import channel, procfs, spawn
 from launcher.process.causes import describe_exit, first_cause
 from launcher.process.child import ChildContext
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _COLLECT = 0.5
 """Seconds to wait after a first failure for others that may turn out to be its cause."""
+_FORK_LIMIT = 5.0
+"""Seconds for the helper to fork. It takes a millisecond; meanwhile nothing else is heard."""
 _ORDER = list(Step)
 _ENTRIES = {"forkserver": "launcher.process.helper", "guard": "launcher.process.helper"}
 """Modules with a `main` for exec'ed children that are not entered as all others are."""
@@ -150,8 +152,8 @@ class Nursery:
         """Start every child before any is spoken to; none is waited for.
 
         `descriptors`: by title, what the child gets with its birth (borrowed: the caller closes them).
-        Raises UsageError when the method is not safe here, HostError/OSError when the system refuses; what was
-        started by then is killed and reaped.
+        Raises UsageError when the method is not safe here, HostError/OSError when the system refuses, ForkerLostError
+        when the helper does; what was started by then is killed and reaped.
         """
         started: list[Child] = []
         try:
@@ -162,7 +164,7 @@ class Nursery:
             for child in started:
                 self._give_birth(child, dict((descriptors or {}).get(child.title, {})))
         except BaseException:
-            self.stop(0)
+            self._end(started, 0)
             raise
         if self._ctx is not None:
             for child in started:
@@ -196,7 +198,12 @@ class Nursery:
             raise ValueError("method forkserver without a forkserver")
         self._forker.fork(theirs)
         theirs.close()  # or our own copy would hide the child's death during the wait
-        message, _ = line.recv(Deadline.after(15))
+        try:
+            message, _ = line.recv(Deadline.after(_FORK_LIMIT))
+        except EOFError:
+            raise ForkerLostError("the helper ended before it had forked") from None
+        except DeadlineError:
+            raise ForkerLostError(f"the helper has not forked within {_FORK_LIMIT:g} s") from None
         if not isinstance(message, Born):
             raise RuntimeError(f"expected the child's pid, got {message!r}")
         return message.pid
@@ -397,7 +404,10 @@ class Nursery:
 
         See `StopSequence`.
         """
-        sequence = StopSequence(self.children, budget, self.send)
+        return self._end(self.children, budget)
+
+    def _end(self, children: Sequence[Child], budget: float) -> list[Child]:
+        sequence = StopSequence(children, budget, self.send)
         while not sequence.done:
             self.poll(sequence.advance())
         return sequence.cut_short

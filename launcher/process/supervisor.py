@@ -86,7 +86,7 @@ class Supervisor:
         )
         self._nursery, self._helper, self._wires = self._lives.nursery, self._lives.helper, self._lives.wires
         self._attention = Attention(
-            self.tree, self._units, self._nursery, self._verdict, screen, limit=settings.watchdog_timeout
+            self.tree, self._units, self._lives, self._verdict, screen, limit=settings.watchdog_timeout
         )
         self._sequence: StopSequence[Child] | None = None
         self._failed_units: list[tuple[Unit, Decision]] = []

@@ -127,3 +127,17 @@ def test_health_follows_progress(launch: Start) -> None:
     os.kill(core, signal.SIGCONT)
     eventually(lambda: launched.get("/health")[0] == 200, 8)
     assert launched.stop() == 0
+
+
+def test_a_stopped_helper_is_replaced(launch: Start) -> None:
+    """It is the guard, too: nobody must have to need it before it is missed."""
+    launched = launch("--tp", "2", "--watchdog-timeout", "2")
+    launched.wait_ready()
+    helper = launched.pid_of("Forkserver")
+    os.kill(helper, signal.SIGSTOP)
+    eventually(lambda: [pid for pid in launched.pids_of("Forkserver") if pid != helper], 15)
+    assert f"Forkserver, pid {helper}, step ready: has not answered for " in launched.output
+    assert "restarting" not in launched.output
+    assert launched.get("/readyz")[0] == 200
+    assert launched.stop() == 0
+    launched.assert_nothing_left()

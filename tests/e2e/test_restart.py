@@ -197,3 +197,18 @@ def open_stat(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_group_comes_back_though_the_helper_went_too(launch: Start, number: signal.Signals) -> None:
+    launched = launch("--tp", "2")
+    launched.wait_ready()
+    helper = launched.pid_of("Forkserver")
+    os.kill(helper, number)
+    os.kill(launched.pid_of("Worker_DP0_PP0_TP1"), signal.SIGKILL)
+    wait_whole(launched)
+    assert launched.complete("back", 4) == expected("back", 4)
+    assert helper not in launched.tree()
+    assert f"Forkserver, pid {helper}, step" in launched.output
+    assert launched.stop() == 0
+    launched.assert_nothing_left()
