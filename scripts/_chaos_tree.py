@@ -51,10 +51,11 @@ class Launch:
         self.port = port
         self._runtime = directory / "r"
         self._temporary = directory / "t"
+        state = directory / "s"  # crash bundles stay there
         for each in (self._runtime, self._temporary):
             each.mkdir(exist_ok=True)
         kept = {k: v for k, v in envs.child_environment().items() if not k.startswith(("XSERVE_", "NOTIFY_"))}
-        places = {"XDG_RUNTIME_DIR": str(self._runtime), "TMPDIR": str(self._temporary)}
+        places = {"XDG_RUNTIME_DIR": str(self._runtime), "TMPDIR": str(self._temporary), "XDG_STATE_HOME": str(state)}
         self.began = time.monotonic()
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
