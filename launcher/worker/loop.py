@@ -49,6 +49,12 @@ class Loop:
     def run(self, *, parent: Watched, stop_fd: int, stop_requested: Callable[[], bool]) -> str:
         """`stop_fd` becomes readable when `stop_requested` should be asked."""
         waiting = WaitSet([self._calls], watched=[parent], extra_fds=[stop_fd])
+        try:
+            return self._run(waiting, stop_requested)
+        finally:
+            waiting.close()
+
+    def _run(self, waiting: WaitSet, stop_requested: Callable[[], bool]) -> str:
         while True:
             try:
                 call = self._next(waiting, stop_requested)
