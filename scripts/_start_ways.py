@@ -59,8 +59,17 @@ def ours(method: str, count: int) -> Start:
     """`xserve launch`, to ``/readyz`` 200; then, where workers come from the helper, kill one."""
     with tempfile.TemporaryDirectory(prefix="xs") as place:
         (Path(place) / "torch_worker.py").write_text(_WORKER)
-        env = {"XDG_RUNTIME_DIR": place, "PYTHONPATH": f"{place}:{ROOT}"}
-        arguments = ["--worker", "torch_worker:TorchWorker", "--tp", str(count), "--start-method", method]
+        env = {"XDG_RUNTIME_DIR": place, "PYTHONPATH": _path(place)}
+        arguments = [
+            "--worker",
+            "torch_worker:TorchWorker",
+            "--device",
+            "cpu",
+            "--tp",
+            str(count),
+            "--start-method",
+            method,
+        ]
         with _launch(arguments, env) as (process, port, began):
             _wait_ready(process, port)
             seconds = time.monotonic() - began
@@ -193,6 +202,11 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+def _path(place: str) -> str:
+    given = envs.child_environment().get("PYTHONPATH", "")
+    return ":".join(part for part in (place, str(ROOT), given) if part)
 
 
 def _environment() -> dict[str, str]:

@@ -130,12 +130,19 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "?"
+
+
 def main() -> int:
     options = parse()
     host = _figures.facts()
     found = measure(options)
     answers = first_answers(options) if options.with_peers else None
-    versions = {name: importlib.metadata.version(name) for name in ("xserve", "torch", "psutil")}
+    versions = {name: _version(name) for name in ("xserve", "torch", "psutil")}
     result = {**summarise(found, answers), "workers": options.workers, "host": host, "versions": versions}
     if not options.json:
         show(result)

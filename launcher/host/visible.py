@@ -50,12 +50,13 @@ def read_visible(value: str | None, present: int, uuids: Sequence[str] = (), dia
     """
     if value is None or present == 0:
         return Visible(tuple(str(index) for index in range(present)))
-    shown, what = f"{dialect.variable}={value!r}", _counted(present, dialect)
+    shown = f"{dialect.variable}={value!r}"
+    every = f"all {_counted(present, dialect)}" if present > 1 else f"the only {dialect.accelerator[:-1]}"
     entries = [entry.strip() for entry in value.split(",")]
     if not value.strip():
-        return Visible((), f"{shown} is set but empty: it hides all {what}: unset it to use them")
+        return Visible((), f"{shown} is set but empty: it hides {every}: unset it to use them")
     if entries[0] == "-1":
-        return Visible((), f"{shown} hides all {what}: unset it to use them")
+        return Visible((), f"{shown} hides {every}: unset it to use them")
     good: list[str] = []
     for entry in entries:
         name, why = _resolve(entry, present, [u for u in uuids if u], dialect)

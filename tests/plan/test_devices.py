@@ -72,7 +72,7 @@ def test_faults(value: str, left: int, words: str) -> None:
 
 
 def test_a_single_gpu_is_called_so() -> None:
-    assert "hides all 1 NVIDIA GPU:" in read_visible("", 1).fault
+    assert "hides the only NVIDIA GPU:" in read_visible("", 1).fault
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,33 @@ def test_each_slice_is_shown_to_one_worker() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ids", "shown", "numbers", "workers"),
+    [
+        (("0", "0"), "0", [0, 0], [2, 2]),
+        (("2", "0", "2"), "2,0", [0, 1, 0], [2, 1, 2]),
+        (("2", "GPU-0c11"), "2", [0, 0], [2, 2]),  # its two names
+        (("GPU-0c11", "2"), "GPU-0c11d2e3-cccc", [0, 0], [2, 2]),
+    ],
+)
+def test_several_workers_on_one_device(
+    ids: tuple[str, ...], shown: str, numbers: list[int], workers: list[int]
+) -> None:
+    """The variable itself must not name a device twice: the driver would see none."""
+    made = place_devices(LaunchConfig(tp=len(ids), device_ids=ids), facts_of(), "cuda", len(ids))
+    assert [d.number for d in made] == numbers
+    assert [d.workers for d in made] == workers
+    assert {d.env["CUDA_VISIBLE_DEVICES"] for d in made} == {shown}
+
+
+def test_a_slice_may_be_shared_too() -> None:
+    made = place_devices(LaunchConfig(tp=2, device_ids=("MIG-1f2e", "MIG-1f2e")), facts_of("MIG-1f2e"), "cuda", 2)
+    assert [(d.number, d.workers, d.env) for d in made] == [(0, 2, {"CUDA_VISIBLE_DEVICES": "MIG-1f2e"})] * 2
+
+
+@pytest.mark.parametrize(
     ("ids", "value", "words"),
     [
         (("7",), None, "--device-ids 7: '7' is out of range"),
-        (("0", "0"), None, "--device-ids 0,0: names 0 twice"),
         (("GPU-dead",), None, "there are GPU-8932f937-aaaa"),
         (("0", "2"), "2,3", "0 is not among what CUDA_VISIBLE_DEVICES leaves (2,3)"),
         (("2",), None, "names 1 devices, but --tp 2 needs 2"),
