@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,10 @@ def test_every_room_has_its_design_page() -> None:
     for page in LAUNCHER.rglob("__init__.py"):
         text = ast.get_docstring(ast.parse(page.read_text())) or ""
         assert len(text) > 200, f"{page.parent.name} has no design page"
+
+
+def test_every_test_that_the_table_of_faults_names_is_there() -> None:
+    tests = LAUNCHER.parent / "tests"
+    for line in (tests / "field.md").read_text().splitlines():
+        for path, name in re.findall(r"`([a-z0-9_]+/test_\w+\.py)(?:::(\w+))?`", line):
+            assert f"def {name}" in (tests / path).read_text(), f"{path} has no {name}"

@@ -165,3 +165,25 @@ def test_nothing_but_http_is_heard_beyond_loopback(launch: Start) -> None:
     }
     assert {where for where in listening if where[0] not in ("127.0.0.1", "::1")} == {("0.0.0.0", launched.port)}
     serves(launched)
+
+
+def test_more_connections_than_descriptors(launch: Start) -> None:
+    """What is too much waits or is refused; the server lives, and serves on when there is room again."""
+    import socket
+
+    launched = launch("--tp", "2", prefix=("bash", "-c", 'ulimit -n 128; exec "$@"', "bash"))
+    launched.wait_ready()
+    held = []
+    try:
+        for _ in range(300):
+            held.append(socket.create_connection(("127.0.0.1", launched.port), 5))
+            held[-1].sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n")  # unfinished, so that it stays
+        assert launched.process.poll() is None
+    finally:
+        for each in held:
+            each.close()
+    eventually(lambda: launched.get("/readyz")[0] == 200, 20, "room again")
+    assert launched.complete("hi", 3)
+    assert len(launched.pids_of("Worker_")) == 2
+    assert launched.stop() == 0, launched.output
+    launched.assert_nothing_left()

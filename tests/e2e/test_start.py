@@ -186,3 +186,17 @@ def test_live_openmp_threads_and_fork_is_refused(tmp_path: Path) -> None:
     done = run_script(tmp_path, "fork")
     assert done.returncode != 0
     assert "start method fork is not safe in this process: it runs" in done.stderr
+
+
+@pytest.mark.gpu
+def test_cuda_in_the_parent_means_spawn_by_itself(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    (tmp_path / "script.py").write_text(SCRIPT.replace("torch.set_num_threads(4)", "torch.cuda.init()"))
+    command = [sys.executable, str(tmp_path / "script.py"), "auto"]
+    env = os.environ | {"PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert "answered 3" in done.stdout, done.stderr
+    assert "CUDA is initialised in this process" in done.stderr
