@@ -11,7 +11,7 @@ from launcher.process.lives import Lives
 from launcher.process.reports import Ping, Step
 from launcher.process.start_lines import StartLines
 from launcher.process.supervisor_settings import Screen
-from launcher.process.tree import Tree
+from launcher.process.tree import Record, Tree
 from launcher.process.units import Phase, Units
 from launcher.process.verdict import Verdict
 from launcher.process.watchdog import Watchdog
@@ -49,9 +49,15 @@ class Attention:
         # The engine core has a limit too, a few seconds later: if it went first, its workers' stacks would go with it.
         if clock.now() - last > ready_timeout and not self._verdict.due:
             self.show_stacks(f"no progress for {ready_timeout:g} s")
-            slowest = self._tree.slowest()
-            guilty = slowest if slowest is not None and slowest in behind else behind[0]
-            self._verdict.too_slow(guilty, ready_timeout)
+            self._verdict.too_slow(self._guilty(behind), ready_timeout)
+
+    def _guilty(self, behind: list[Record]) -> Record:
+        """Who holds the start up: one that is stopped, or else the furthest behind."""
+        for record in behind:
+            if (stat := procfs.read_stat(record.pid)) is not None and stat.state in "Tt":
+                return record
+        slowest = self._tree.slowest()
+        return slowest if slowest is not None and slowest in behind else behind[0]
 
     def look_at_service(self) -> None:
         """Ping who serves; one that has not answered for the limit is hung."""

@@ -13,6 +13,7 @@ import importlib
 import logging
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -81,7 +82,7 @@ def _run(sock: socket.socket, parent_pid: int, arm: bool, wait_for_parent: bool,
     setproctitle.getproctitle()
     _close_foreign({0, 1, 2, sock.fileno()})
     if wait_for_parent:
-        _wait_for_parent(parent_pid)
+        _wait_for_parent(parent_pid, sock)
     if arm:
         kernel.set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent_pid and not outlives_parent:
@@ -128,10 +129,13 @@ def _highest_fd() -> int:
     return max(int(name) for name in os.listdir("/proc/self/fd"))
 
 
-def _wait_for_parent(parent_pid: int) -> None:
-    """The forkserver's go-between ends right after forking us; the subreaper above it becomes our parent."""
+def _wait_for_parent(parent_pid: int, sock: socket.socket) -> None:
+    """The forkserver's go-between ends right after forking us; the subreaper above it becomes our parent, unless it is
+    dead: then it is not there to be waited for, and its end of `sock` is closed."""
     deadline = Deadline.after(10)
-    while os.getppid() != parent_pid and not deadline.expired:
+    poll = select.poll()
+    poll.register(sock, 0)  # no events asked for: only POLLHUP and POLLERR are told
+    while os.getppid() != parent_pid and not deadline.expired and not poll.poll(0):
         time.sleep(0.0005)
 
 

@@ -16,6 +16,7 @@ from launcher.errors import Failure, ForkerLostError
 from launcher.process import procfs
 from launcher.process.helper import HelperSettings
 from launcher.process.nursery import Child, Nursery
+from launcher.process.oom import OomWatch
 from launcher.process.reports import DownMessage, Fork, Guard, Ping, Pong, ReadyReport, StepReport, Stop, Unguard
 from launcher.process.spec import ChildMethod, ProcessSpec
 from launcher.process.wires import Wires
@@ -44,11 +45,13 @@ class Helper:
     nobody waits for it but a core that is to be forked from it. `retry`: this holds for a first start, too.
     """
 
-    def __init__(self, spec: ProcessSpec, wires: Wires, lock_fd: int | None, *, retry: bool = False) -> None:
+    def __init__(
+        self, spec: ProcessSpec, wires: Wires, lock_fd: int | None, *, retry: bool = False, oom: OomWatch | None = None
+    ) -> None:
         self._spec = spec
         self._wires = wires
         self._lock_fd = lock_fd
-        self._nursery = Nursery("spawn")
+        self._nursery = Nursery("spawn", oom=oom)
         self._sessions: dict[int, int] = {}
         self._has_returns = retry
         self._failed_starts = 0

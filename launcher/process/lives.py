@@ -14,6 +14,7 @@ from launcher.errors import Failure, ForkerLostError, describe
 from launcher.process import sessions
 from launcher.process.helper_client import Helper, helper_spec
 from launcher.process.nursery import Nursery
+from launcher.process.oom import OomWatch
 from launcher.process.reports import TreeState
 from launcher.process.restart import Decision
 from launcher.process.spec import ChildMethod
@@ -39,6 +40,7 @@ class Lives:
         screen: Screen,
         http: socket.socket | None,
         told: Callable[[], TreeState],
+        oom: OomWatch,
     ) -> None:
         self.wires = Wires(output, self._pid_of)
         self.helper = Helper(
@@ -46,11 +48,12 @@ class Lives:
             self.wires,
             settings.lock_fd,
             retry=settings.restart.policy == "always",
+            oom=oom,
         )
         self.helper.on_step = screen.on_step
         self.helper.on_ready = self._helper_ready
         self.helper.on_death = self._helper_died
-        self.nursery = Nursery(settings.method, forker=self.helper)
+        self.nursery = Nursery(settings.method, forker=self.helper, oom=oom)
         self._units = units
         self._tree = tree
         self._settings = settings

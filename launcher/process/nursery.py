@@ -21,7 +21,7 @@ from launcher.errors import ChildFailedError, DeadlineError, Failure, ForkerLost
 from launcher.process import channel, procfs, spawn
 from launcher.process.causes import describe_exit, first_cause
 from launcher.process.child import ChildContext
-from launcher.process.oom import oom_kills
+from launcher.process.oom import OomWatch
 from launcher.process.reports import (
     Birth,
     Born,
@@ -130,7 +130,14 @@ class Event(NamedTuple):
 class Nursery:
     """See the module. `ctx`: where to report starts and ends of children, and whose ``child:*`` descriptors to pass."""
 
-    def __init__(self, method: ChildMethod, *, ctx: ChildContext | None = None, forker: Forker | None = None) -> None:
+    def __init__(
+        self,
+        method: ChildMethod,
+        *,
+        ctx: ChildContext | None = None,
+        forker: Forker | None = None,
+        oom: OomWatch | None = None,
+    ) -> None:
         self.method = method
         self.children: list[Child] = []
         self._ctx = ctx
@@ -138,7 +145,7 @@ class Nursery:
         self._poll = select.epoll()
         self._lines: dict[int, Child] = {}
         self._deaths: dict[int, Child] = {}
-        self._oom_before = oom_kills()
+        self._oom = oom or OomWatch()
 
     # --- start
 
@@ -307,7 +314,7 @@ class Nursery:
             title=child.title,
             role=child.spec.role,
             kind="died",
-            headline=describe_exit(*status, out_of_memory=killed and oom_kills() > self._oom_before),
+            headline=describe_exit(*status, out_of_memory=killed and self._oom.struck(clock.now())),
             step=child.progress.step if child.progress else "",
             rank=child.spec.rank,
             node=child.spec.node,

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+
+_SAME = 0.5
+"""Seconds: whoever is found dead so soon after the counter was seen to rise may have died of that."""
+
+
+class OomWatch:
+    """Tells a death with an OOM kill from one that comes later. One for all who judge deaths in a process: each rise
+    of the counter explains the deaths of one moment only."""
+
+    def __init__(self, count: Callable[[], int] | None = None) -> None:
+        self._count = count or oom_kills
+        self._known = self._count()
+        self._rose_at = -math.inf
+
+    def struck(self, now: float) -> bool:
+        """Whether a process that was found dead now, of a SIGKILL, may have been killed for its memory."""
+        if (count := self._count()) > self._known:
+            self._known, self._rose_at = count, now
+        return now - self._rose_at < _SAME
 
 
 def oom_kills(root: Path = Path("/")) -> int:

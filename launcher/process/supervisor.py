@@ -22,6 +22,7 @@ from launcher.process.child import STACK_SIGNAL
 from launcher.process.lifecycle import Action, Event, State, next_cell
 from launcher.process.lives import ROOT, Lives
 from launcher.process.nursery import Child, ExitStatus
+from launcher.process.oom import OomWatch
 from launcher.process.reports import (
     ChildGone,
     ChildStarted,
@@ -80,9 +81,10 @@ class Supervisor:
         self._notifier = notifier
         self._outcome = Outcome()
         self._signals = SignalPipe(_stop_signals() | {signal.SIGCHLD, STACK_SIGNAL})
-        self._verdict = Verdict(self.tree, output.tail)
+        oom = OomWatch()
+        self._verdict = Verdict(self.tree, output.tail, oom)
         self._lives = Lives(
-            self._units, self.tree, settings, output=output, screen=screen, http=http, told=lambda: self._told
+            self._units, self.tree, settings, output=output, screen=screen, http=http, told=lambda: self._told, oom=oom
         )
         self._nursery, self._helper, self._wires = self._lives.nursery, self._lives.helper, self._lives.wires
         self._attention = Attention(

@@ -12,7 +12,7 @@ from launcher.clock import Deadline
 from launcher.errors import Failure, FailureKind
 from launcher.process.causes import describe_exit, first_cause
 from launcher.process.nursery import ExitStatus
-from launcher.process.oom import oom_kills
+from launcher.process.oom import OomWatch
 from launcher.process.procfs import read_stat
 from launcher.process.reports import Step
 from launcher.process.tree import Record, Tree
@@ -34,10 +34,10 @@ _STATES = {
 class Verdict:
     """`tail`: the last lines that a title has printed."""
 
-    def __init__(self, tree: Tree, tail: Callable[[str], tuple[str, ...]]) -> None:
+    def __init__(self, tree: Tree, tail: Callable[[str], tuple[str, ...]], oom: OomWatch | None = None) -> None:
         self._tree = tree
         self._tail = tail
-        self._oom_before = oom_kills()
+        self._oom = oom or OomWatch()
         self._lost: list[str] = []
         self._others: list[Failure] = []
         self.deadline = Deadline.after(None)
@@ -66,7 +66,7 @@ class Verdict:
         """A death that nobody had asked for."""
         if record.failure is None:
             killed = status.signal == signal.SIGKILL
-            headline = describe_exit(*status, out_of_memory=killed and oom_kills() > self._oom_before)
+            headline = describe_exit(*status, out_of_memory=killed and self._oom.struck(clock.now()))
             failure = failure_of(record, "died", headline)
             record.failure = msgspec.structs.replace(failure, exit_code=status.code, signal=status.signal)
         self.suspect()
@@ -80,14 +80,14 @@ class Verdict:
 
     def silent(self, record: Record, age: float, limit: float) -> None:
         """A process does not answer."""
-        state = _STATES.get(stat.state, "") if (stat := read_stat(record.pid)) else ""
-        text = f"has not answered for {age:.0f} s{state} (--watchdog-timeout {limit:g})"
+        text = f"has not answered for {age:.0f} s{_state(record)} (--watchdog-timeout {limit:g})"
         self.hung(record.title, failure_of(record, "timeout", text))
 
     def too_slow(self, record: Record, limit: float) -> None:
         """No progress of anybody within the limit; `record` is the furthest behind."""
         age = clock.now() - record.last_progress
-        text = f"not ready: no progress for {age:.0f} s in step '{record.step}' (--ready-timeout {limit:g})"
+        where = f"in step '{record.step}'{_state(record)}"
+        text = f"not ready: no progress for {age:.0f} s {where} (--ready-timeout {limit:g})"
         record.failure = failure_of(record, "timeout", text)
         self.suspect()
 
@@ -106,6 +106,10 @@ class Verdict:
         if cause.kind in ("died", "timeout"):
             cause = msgspec.structs.replace(cause, last_output=self._tail(cause.title))
         return cause, follow_ons
+
+
+def _state(record: Record) -> str:
+    return _STATES.get(stat.state, "") if (stat := read_stat(record.pid)) else ""
 
 
 def failure_of(record: Record, kind: FailureKind, headline: str) -> Failure:

@@ -141,3 +141,16 @@ def test_a_stopped_helper_is_replaced(launch: Start) -> None:
     assert launched.get("/readyz")[0] == 200
     assert launched.stop() == 0
     launched.assert_nothing_left()
+
+
+def test_who_is_stopped_in_a_start_is_named_not_who_waits_for_it(launch: Start) -> None:
+    """The ranks wait for their core at the queues; they are further behind than it is."""
+    launched = launch("--tp", "2", "--ready-timeout", "2", fault="init_sleep:*:1")
+    core = eventually(lambda: launched.pids_of("EngineCore") if len(launched.pids_of("Worker")) == 2 else [], 20)
+    assert isinstance(core, list)
+    os.kill(core[0], signal.SIGSTOP)
+    assert launched.wait_exit() == 1
+    last = "\n".join(launched.output.strip().splitlines()[-3:])
+    assert f"EngineCore_DP0, pid {core[0]}, step " in last
+    assert "it is stopped (state T, as by SIGSTOP)" in last
+    launched.assert_nothing_left()

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from launcher.errors import Failure, ForkerLostError
-from launcher.process import kernel, procfs
+from launcher.process import channel, kernel, procfs
+from launcher.process.child import run_child
 from launcher.process.helper import HelperSettings
 from launcher.process.helper_client import Helper, helper_spec
 from launcher.process.nursery import Nursery
@@ -129,3 +130,14 @@ def test_how_long_a_start_makes_no_progress(make: Make) -> None:
     assert helper.failure is not None
     assert helper.failure.headline == "not ready: too slow"
     assert helper.idle_start == 0
+
+
+def test_a_fork_whose_parent_died_meanwhile_leaves_at_once() -> None:
+    ours, theirs = channel.pair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        run_child(theirs, 2**22 + 1, arm=True, wait_for_parent=True)  # nobody has this pid
+    theirs.close()
+    ours.close()
+    assert eventually(lambda: os.waitpid(pid, os.WNOHANG)[0], 2, "gone")

@@ -11,7 +11,7 @@ import pytest
 from launcher.errors import Failure
 from launcher.process.causes import describe_exit, first_cause
 from launcher.process.lifecycle import TABLE, Action, Event, State, next_cell
-from launcher.process.oom import oom_kills
+from launcher.process.oom import OomWatch, oom_kills
 from launcher.process.reports import ChildGone, ChildStarted, FailureReport, ReadyReport, Step, StepReport
 from launcher.process.restart import TABLE as TABLE_OF_RESTARTS
 from launcher.process.restart import Budget, Kind, Policy, RestartSettings
@@ -155,6 +155,18 @@ def test_describe_exit() -> None:
     assert describe_exit(None, 9, out_of_memory=True).startswith("died of signal 9 (SIGKILL): out of memory")
     assert describe_exit(3, None) == "died with exit code 3 and no report"
     assert "nobody had asked" in describe_exit(0, None)
+
+
+def test_an_oom_kill_explains_the_deaths_of_its_moment_only() -> None:
+    counter = [7]
+    watch = OomWatch(lambda: counter[0])
+    assert not watch.struck(10.0), "it had risen before"
+    counter[0] = 8
+    assert watch.struck(20.0)
+    assert watch.struck(20.1), "who asks second gets the same answer"
+    assert not watch.struck(21.0), "a SIGKILL of somebody else's"
+    counter[0] = 9
+    assert watch.struck(21.0)
 
 
 @pytest.mark.parametrize("version", [1, 2, 0])
