@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 CLOSE_LIMIT = 2.0
 """Seconds from a death to the end of the connections that it held."""
 SILENCE_LIMIT = 20.0
-"""Seconds without a byte, be it a comment, after which an answer counts as lost."""
+"""Seconds without a byte, be it a comment, after which a stream counts as lost."""
+WHOLE_LIMIT = 120.0
+"""Seconds without a byte for an answer in one piece, which says nothing before it is there."""
 RETRY = 0.05
 
 
@@ -186,7 +188,7 @@ class Load:
                 await writer.wait_closed()
 
     async def _read(self, reader: asyncio.StreamReader, question: Question) -> str:
-        status = await _within(reader.readline())
+        status = await _within(reader.readline(), SILENCE_LIMIT if question.streams else WHOLE_LIMIT)
         if not status:
             raise Broken("closed without an answer")
         headers = await _within(reader.readuntil(b"\r\n\r\n"))
@@ -219,8 +221,8 @@ class Load:
         raise Broken(f"the stream ended after {len(parts)} events")
 
 
-async def _within(wait):  # type: ignore[no-untyped-def]
-    return await asyncio.wait_for(wait, SILENCE_LIMIT)
+async def _within(wait, limit=SILENCE_LIMIT):  # type: ignore[no-untyped-def]
+    return await asyncio.wait_for(wait, limit)
 
 
 async def _chunks(reader: asyncio.StreamReader):  # type: ignore[no-untyped-def]

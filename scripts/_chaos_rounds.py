@@ -247,16 +247,17 @@ class Arena:
         self.fresh()
         self.times[tuple(cell)].append(self.cold[-1])
 
-    def _all_gone(self, dead: float) -> None:
-        """Of a launch whose supervisor is gone since `dead`: nothing may be left 2 s later."""
+    def _all_gone(self, dead: float, *, files: bool = True) -> None:
+        """Of a launch whose supervisor is gone since `dead`: nothing may be left 2 s later. Without `files` there had
+        been no helper yet to clean up: the next start takes the directory over."""
         left = dead + GONE_LIMIT - time.monotonic()
         until(lambda: not trees.strangers({self.launch.process.pid}), left)
         if found := trees.strangers({self.launch.process.pid}):
             self.fault("orphans", f"{GONE_LIMIT:g} s after the end: {found}")
             trees.kill_strangers(found)
-        until(lambda: not self.launch.files_left(), dead + GONE_LIMIT - time.monotonic())
-        if files := self.launch.files_left():
-            self.fault("files and sockets", f"{files}")
+        until(lambda: not files or not self.launch.files_left(), dead + GONE_LIMIT - time.monotonic())
+        if files and (left_files := self.launch.files_left()):
+            self.fault("files and sockets", f"{left_files}")
             shutil.rmtree(self._directory / "r" / "xserve", ignore_errors=True)
         if left_behind := [name for name in self._segments if Path(name).exists()]:
             self.fault("segments", f"{left_behind}")
@@ -283,6 +284,7 @@ class Arena:
         title, pid = self._choose(cell.victim)
         self._struck.add(pid)
         was_ready = "ready: " in launch.text()
+        guarded = "Forkserver (pid" in launch.text()
         window = Window(time.monotonic())  # it may serve already
         self.load.windows.append(window)
         deal(cell.blow, pid, self._chance, self.memory)
@@ -291,7 +293,7 @@ class Arena:
                 deal("KILL", pid, self._chance, self.memory)
             launch.process.wait()
             window.close_by = time.monotonic() + CLOSE_LIMIT
-            self._all_gone(time.monotonic())
+            self._all_gone(time.monotonic(), files=guarded)
             window.end = time.monotonic()
             self.fresh()
             return
@@ -333,6 +335,8 @@ class Arena:
         if cell.victim == HELPER and title != "Forkserver":
             window.answered_ones_too = True
         deal(cell.blow, pid, self._chance, self.memory)
+        if title == "Supervisor" and cell.blow == "STOP":
+            deal("KILL", pid, self._chance, self.memory)
         limit = SHUTDOWN + GONE_LIMIT
         if not until(lambda: not launch.alive, limit):
             self.fault("not back, or not gone in time", f"still there {limit:g} s after SIGTERM; struck: {title}")

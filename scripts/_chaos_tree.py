@@ -110,7 +110,8 @@ class Launch:
 
     def files_left(self) -> list[str]:
         """Whatever a launch that is gone has left in its directories."""
-        return [str(path) for top in (self._runtime / "xserve", self._temporary) for path in top.rglob("*")]
+        found = [str(path) for top in (self._runtime / "xserve", self._temporary) for path in top.rglob("*")]
+        return [path for path in found if "torchinductor" not in path]  # torch's cache of compiled code
 
     def end(self) -> None:
         """Whatever state it is in: kill it. Its children follow."""

@@ -1,6 +1,7 @@
 """Kill, stop and starve every process of a launch, under load; count what is left behind, lost or wrong.
 
-    scripts/chaos [--quick | --full] [--rounds N] [--seed N] [--model tiny] [--soak N] [--json] [--out FILE]
+    scripts/chaos [--quick | --full] [--rounds N] [--seed N] [--only TEXT] [--model tiny | DIR] [--tp N]
+                  [--soak N] [--json] [--out FILE]
 
 A launch of the reference worker at ``--tp 4`` (``--model tiny``: a tiny Llama at ``--tp 2``) answers some 20 requests
 at a time without a pause, most of them streams, each compared to the last token. Each round strikes one process at a
@@ -68,8 +69,8 @@ MOST_TOKENS = 60
 ANSWER_GOAL = 4.0
 """Seconds from the kill of a worker to the next answer."""
 COMMON = (
-    f"--served-model-name chaos --watchdog-timeout {WATCHDOG:g} --ready-timeout {READY_TIMEOUT:g} --restart-backoff 0"
-    f" --shutdown-timeout {SHUTDOWN:g} --max-restarts 100000"
+    f"--served-model-name chaos --restart-backoff 0 --shutdown-timeout {SHUTDOWN:g} --max-restarts 100000"
+    f" --watchdog-timeout {WATCHDOG:g}"
 ).split()
 HARD = ("KILL", "SEGV", "OOM")
 
@@ -122,10 +123,11 @@ class Run:
             from launcher.models.demo import demo_model
 
             model = str(demo_model(envs.cache_dir(), tiny=True)) if options.model == "tiny" else options.model
-            arguments = ["--model", model, "--tp", str(options.tp or 2), "--dtype", "float32"]
+            arguments = ["--model", model, "--tp", str(options.tp or 2), "--dtype", "float32", "--ready-timeout", "60"]
             variables = {}
         else:
             arguments = ["--tp", str(options.tp or 4), "--worker-config", f"step_ms={STEP_MS}"]
+            arguments += ["--ready-timeout", f"{READY_TIMEOUT:g}"]
         self.load = Load(self._port, CONCURRENT, options.seed, lambda chance: self._make(chance))
         self.arena = Arena(self.directory, self._port, [*arguments, *COMMON], self.load, options.seed, variables)
         self.arena.launch.probe(60)
@@ -144,8 +146,12 @@ class Run:
             if time.monotonic() > options.until:
                 break
             if not cells:
-                cells = deck(quick=options.quick, oom=not arena.memory.note)
+                cells = [c for c in deck(quick=options.quick, oom=not arena.memory.note) if options.only in str(c)]
                 chance.shuffle(cells)
+                if not cells:
+                    raise SystemExit(
+                        f"chaos: --only {options.only!r}: no round is called so, as in {Cell(SERVING, WORKER, 'KILL')}"
+                    )
             cell = cells.pop()
             print(f"round {number} of {options.rounds}: {cell}", file=sys.stderr)
             arena.play(number, cell)
@@ -228,6 +234,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="how many")
     parser.add_argument("--soak", type=int, metavar="N", help="restarts of the soak; 0: none")
     parser.add_argument("--seed", type=int, help="default: of the clock")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only rounds with this in their name")
     parser.add_argument("--model", help="tiny, or a directory; default: the reference worker")
     parser.add_argument("--tp", type=int, help="default: 4, with a model 2")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
