@@ -46,8 +46,8 @@ def test_ranks_answers_and_errors() -> None:
         # An error comes at once, though another rank is still busy, and the late answer is not taken for a new one.
         begin = time.monotonic()
         with pytest.raises(RemoteError, match="rank 1 raised AttributeError"):
-            rpc(_nap_or_fail, (2, 1, 0.5))
-        assert time.monotonic() - begin < 0.4
+            rpc(_nap_or_fail, (2, 1, 2.5))
+        assert time.monotonic() - begin < 2
         assert rpc("echo", ("fresh",)) == [(rank, ("fresh",), {}) for rank in range(WORLD)]
 
         # An error of a rank that is not to reply is the call's error, or else the next one's.
