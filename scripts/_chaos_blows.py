@@ -65,15 +65,13 @@ class MemoryLimit:
         "group, step = sys.argv[1], 1 << 20\n"
         "open(group + '/cgroup.procs', 'w').write('0')\n"
         "open('/proc/self/oom_score_adj', 'w').write('-1000')\n"
-        "count = lambda: open(group + '/memory.oom_control').read().split()[-1]\n"
-        "before, held = count(), []\n"
-        "while count() == before and len(held) < 2000:\n"
-        "    held.append(bytearray(b'1') * step)\n"
+        "held = [bytearray(b'1') * step for _ in range(2000)]\n"
     )
 
     def __init__(self) -> None:
         self.note = ""
         """Why there is none."""
+        self.kills = 1
         self._group = self._ROOT / f"xserve-chaos-{os.getpid()}"
         if not (self._ROOT / "memory.oom_control").exists():
             self.note = "no starving: it is done with the memory controller of cgroup v1, which is not here"
@@ -90,16 +88,23 @@ class MemoryLimit:
         return ["sh", "-c", f'echo $$ > {self._group}/cgroup.procs && exec "$@"', "sh", *command]
 
     def starve(self, pid: int) -> None:
-        """Fill the group up; the kernel then kills `pid`, the one that is marked."""
+        """Fill the group up; the kernel then kills `pid`, the one that is marked. `kills` tells of how many it made."""
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
         used = int((self._group / "memory.usage_in_bytes").read_text())
         limit = self._group / "memory.limit_in_bytes"
+        before = self._count()
         limit.write_text(str(used + (8 << 20)))
-        try:
-            subprocess.run([sys.executable, "-S", "-c", self._HOG, str(self._group)], check=False, timeout=30)
-        finally:
+        with subprocess.Popen([sys.executable, "-S", "-c", self._HOG, str(self._group)]) as hog:
+            end = time.monotonic() + 20
+            while self._count() == before and time.monotonic() < end:
+                pass  # every moment more may cost another process its life
             limit.write_text("-1")
+            hog.kill()
+        self.kills = self._count() - before
+
+    def _count(self) -> int:
+        return int((self._group / "memory.oom_control").read_text().split()[-1])
 
     def close(self) -> None:
         if not self.note:

@@ -13,9 +13,11 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+T = TypeVar("T")
 CLOSE_LIMIT = 2.0
 """Seconds from a death to the end of the connections that it held."""
 SILENCE_LIMIT = 20.0
@@ -113,7 +115,7 @@ class Load:
         for window in self.windows:
             if now > window.close_by:
                 age = now - window.close_by + CLOSE_LIMIT
-                held = [one for one in list(self._active) if _covers(window, one, now)]
+                held = [one for one in list(self._active) if _held(window, one)]
                 found += [f"{one.prompt!r} still open {age:.1f} s after the death" for one in held]
                 window.close_by = float("inf")
         self.counts.closed_late += found
@@ -221,11 +223,11 @@ class Load:
         raise Broken(f"the stream ended after {len(parts)} events")
 
 
-async def _within(wait, limit=SILENCE_LIMIT):  # type: ignore[no-untyped-def]
+async def _within(wait: Awaitable[T], limit: float = SILENCE_LIMIT) -> T:
     return await asyncio.wait_for(wait, limit)
 
 
-async def _chunks(reader: asyncio.StreamReader):  # type: ignore[no-untyped-def]
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while size := int(await _within(reader.readline()) or b"0", 16):
         yield (await _within(reader.readexactly(size + 2)))[:-2]
 
@@ -241,6 +243,11 @@ def _covers(window: Window, question: Question, now: float) -> bool:
     if question.began > window.end or now < window.begin:
         return False
     return window.answered_ones_too or question.answer_began is None or question.answer_began > window.begin
+
+
+def _held(window: Window, question: Question) -> bool:
+    """Its answer had begun: it does not wait in the socket's queue for another server."""
+    return question.answer_began is not None and question.answer_began <= window.end
 
 
 def _difference(got: str, wanted: str) -> str:

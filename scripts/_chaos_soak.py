@@ -11,7 +11,9 @@ from typing import Any
 
 import _chaos_tree as trees
 import _figures
-from _chaos_rounds import BACK_LIMIT, Arena
+from _chaos_arena import BACK_LIMIT, LATE, Arena
+
+from launcher.process import procfs
 
 EVERY = 25
 """Restarts between two looks."""
@@ -33,9 +35,9 @@ def soak(arena: Arena, restarts: int) -> dict[str, Any]:
         victim = tree[chance.choice(sorted(title for title in tree if title.startswith("Worker")))]
         trees.strike(victim, signal.SIGKILL)
         if not trees.until(lambda: back(arena, victim), BACK_LIMIT) or arena.launch.probe(BACK_LIMIT) is None:  # noqa: B023
-            arena.fault("not back, or not gone in time", f"soak: restart {number}")
+            arena.fault(LATE, f"soak: restart {number}")
             break
-        states = [trees.procfs.read_stat(pid) for pid in trees.descendants(arena.launch.process.pid)]
+        states = [procfs.read_stat(pid) for pid in trees.descendants(arena.launch.process.pid)]
         zombies += sum(stat is not None and stat.state == "Z" for stat in states)
         if number % EVERY == 0:
             samples.append(look(arena))

@@ -41,6 +41,7 @@ OOM needs the memory controller of cgroup v1 and the right to make a group; else
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -49,15 +50,17 @@ import statistics
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import _chaos_soak
 import _figures
+from _chaos_arena import FAULTS, SHUTDOWN
 from _chaos_blows import SERVING, WORKER, Cell, deck
 from _chaos_load import Load, Question
-from _chaos_rounds import FAULTS, READY_TIMEOUT, SHUTDOWN, WATCHDOG, Arena
+from _chaos_rounds import READY_TIMEOUT, WATCHDOG, Rounds
 
 from launcher import envs
 from launcher.process import kernel
@@ -84,9 +87,6 @@ def reference_question(chance: random.Random) -> Question:
 
 def known_questions(port: int) -> Callable[[random.Random], Question]:
     """Of a model: a few prompts, whose answers are those of an undisturbed run."""
-    import json
-    import urllib.request
-
     known: list[tuple[str, int, str]] = []
     for number in range(12):
         prompt, count = f"a story of {number * 7919} sheep", 4 + number * 4
@@ -129,7 +129,7 @@ class Run:
             arguments = ["--tp", str(options.tp or 4), "--worker-config", f"step_ms={STEP_MS}"]
             arguments += ["--ready-timeout", f"{READY_TIMEOUT:g}"]
         self.load = Load(self._port, CONCURRENT, options.seed, lambda chance: self._make(chance))
-        self.arena = Arena(self.directory, self._port, [*arguments, *COMMON], self.load, options.seed, variables)
+        self.arena = Rounds(self.directory, self._port, [*arguments, *COMMON], self.load, options.seed, variables)
         self.arena.launch.probe(60)
         self._make = known_questions(self._port) if options.model else make
 
@@ -195,6 +195,7 @@ def figures(run: Run, played: int, soak: dict[str, Any] | None) -> dict[str, Any
     return {
         "goals": goals,
         "rounds": played,
+        "void": arena.void,
         "seed": run.options.seed,
         "back_s": {
             "all hard deaths while serving": {"count": len(groups), **(_figures.pair(groups) if groups else {})},
