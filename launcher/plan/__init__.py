@@ -20,9 +20,11 @@ What always holds:
 - Everything that must differ between two launches on one machine (sockets, rendezvous files) lies in the run directory;
   what must differ between two lives of an engine core carries its generation.
 
-Files: `plan` (the result, and the two halves), `choices`, `budget`, `front`, `environment`, `names`, `processes`,
-`resolved` (decisions that several processes share), `checkpoint` and `weights` (a model directory), `architectures`
-and `support` (which models run right), `model_source` (hub ids), `show` (tables and JSON, without secrets).
+Files: `plan` (the result, and the two halves), `choices`, `budget`, `devices` and `placement` (which device and which
+NUMA node each worker gets), `front`, `environment`, `names`, `processes`, `resolved` (decisions that several processes
+share), `settings` (every flag with its origin, every limit), `checkpoint` and `weights` (a model directory),
+`architectures` and `support` (which models run right), `model_source` (hub ids), `show` (tables and JSON, without
+secrets).
 """
 
 from launcher.plan.plan import Helper, LaunchPlan, decide, make_plan, preload

@@ -16,9 +16,10 @@ A *channel* is a socket pair: whole messages with descriptors, EOF when the proc
 only descriptor that a child is born with, under every start method; everything else comes over it.
 
 Files: `spec`, `reports`, `lifecycle`, `causes`, `stop` are data, tables and pure rules. `channel`, `signals`, `kernel`,
-`procfs`, `oom`, `sd_notify`, `listen` each wrap one thing of the system. `spawn` + `child` + `context` + `failing` are
-the birth and the child's side; `nursery` is the parent's. `helper` (+ `helper_client`), `sessions`, `tree`, `wires`,
-`verdict` and `supervisor` are the supervisor's.
+`procfs`, `oom`, `sd_notify`, `listen` each wrap one thing of the system. `spawn` + `child` + `context` + `failing`,
+with `numa` (binding) and `reseed` (random state), are the birth and the child's side; `nursery` is the parent's.
+`helper` (+ `helper_client`), `sessions`, `tree`, `wires`, `verdict`, `start_lines` (a slow start in words) and
+`supervisor` are the supervisor's.
 
 What always holds:
 
