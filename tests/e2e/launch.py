@@ -35,7 +35,9 @@ class Launch:
     ) -> None:
         """`env`: None takes a variable away. `prefix`: a program that executes what follows it."""
         self.runtime = runtime
-        wanted = _ENVIRONMENT | {"XDG_RUNTIME_DIR": str(runtime), "XDG_STATE_HOME": str(runtime / "state")} | (env or {})
+        wanted = (
+            _ENVIRONMENT | {"XDG_RUNTIME_DIR": str(runtime), "XDG_STATE_HOME": str(runtime / "state")} | (env or {})
+        )
         self.environment = {name: value for name, value in wanted.items() if value is not None}
         if fault:
             self.environment["XSERVE_FAULT"] = fault
