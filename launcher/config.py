@@ -78,7 +78,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     """For engine cores and workers."""
     origins: dict[str, str] = {}
-    """Field → what gave it: ``--tp``, ``XSERVE_TP``, ``chat.toml: tp``; fields that are not in it have their default."""
+    """Field → what gave it: ``--tp``, ``XSERVE_TP``, ``chat.toml: tp``; those that are not in it have their default."""
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
