@@ -41,6 +41,8 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048
     kv_cache_memory: int | None = None
     """Bytes of KV cache per rank."""
+    gpu_memory_utilization: float = 0.9
+    """Of each card: what everybody on it together may hold, KV cache included."""
     seed: int = 0
     served_model_name: str | None = None
     host: str = "127.0.0.1"
@@ -110,6 +112,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A directory with config.json and weights."""
     device: Literal["cpu", "cuda"] = "cpu"
     device_index: int = 0
+    device_ranks: int = 1
+    """Workers of ours on that device, this one included."""
+    host_collectives: bool = False
+    """Groups meet in host memory: some of the ranks share a device, which NCCL refuses. The same on all ranks."""
     dtype: DType = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -117,6 +123,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = BLOCK_SIZE
     kv_cache_memory: int | None = None
     """Bytes of KV cache for this rank; None: the worker says what is free."""
+    gpu_memory_utilization: float = 0.9
+    """Of the card, everybody on it included; without effect where `kv_cache_memory` is given."""
     local_world_size: int = 1
     """Workers of ours on this machine: what is free is shared over them."""
     num_threads: int = 1

@@ -67,6 +67,17 @@ def seconds(least: float) -> Callable[[str], float]:
     return parse
 
 
+def share(value: str) -> float:
+    """A part of one: above 0, at most 1."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= 1:
+        raise UsageError("is not a share: give a number above 0, at most 1")
+    return number
+
+
 def size(value: str) -> int:
     """``1000000``, ``512MB`` (10^6), ``2GiB`` or ``2G`` (2^30): bytes."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", value)

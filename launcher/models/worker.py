@@ -10,9 +10,11 @@ import torch
 from launcher.config import WorkerSettings
 from launcher.errors import HostError, InternalError, UsageError
 from launcher.host import memory_headroom
+from launcher.host.card_holders import Holder, card_holders
 from launcher.models import load as loading
 from launcher.models import paged, sampler
 from launcher.models.batch import Batch, Chunk, Sample, build
+from launcher.models.card_memory import Card, kv_room, no_room_for_weights, shortage
 from launcher.parallel.groups import Groups, join
 from launcher.parallel.ranks import Layout
 from launcher.worker.base import (
@@ -31,10 +33,10 @@ from launcher.worker.slots import SlotTable
 
 log = logging.getLogger(__name__)
 
-_GPU_SHARE = 0.9
-"""Of the card's memory, everything included."""
 _CPU_SHARE = 0.5
 """Of what the machine and its control groups have left, over all local ranks."""
+_WORST_ROW = sampler.Row(SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=20), 0, (0,))
+"""What takes the sampler the most memory."""
 
 
 class TransformersWorker(Worker):
@@ -63,7 +65,8 @@ class TransformersWorker(Worker):
         if settings.device == "cuda":
             self.device = torch.device("cuda", settings.device_index)
             torch.cuda.set_device(self.device)
-        self.groups = join(settings.rendezvous, Layout(tp=ranks.tp_size), ranks.tp_rank, self.device)
+        layout = Layout(tp=ranks.tp_size)
+        self.groups = join(settings.rendezvous, layout, ranks.tp_rank, self.device, via_host=settings.host_collectives)
         self._communicator = self.groups.communicator("tp")
         self._communicator.on_wait = lambda waiting: self.waits(waiting)
         # Handles and workspaces of the matrix library are made now, so that later measurements count them.
@@ -75,9 +78,12 @@ class TransformersWorker(Worker):
         config = loading.read_config(settings.model or "")
         loading.check_shards(config, settings.ranks.tp_size)
         self.dtype = loading.choose_dtype(settings.dtype, self.device, config)
-        self._model = loading.load(
-            settings.model or "", config, self.dtype, self.device, self._communicator, self.progress
-        )
+        try:
+            self._model = loading.load(
+                settings.model or "", config, self.dtype, self.device, self._communicator, self.progress
+            )
+        except torch.OutOfMemoryError as error:
+            raise self._full() from error
         self._state = loading.probe(self._model, self.device)
         difference = loading.prove(self._model, self._state, self.device, self.dtype)
         log.debug("%s: paged attention is within %.1e of its own", type(self._model).__name__, difference)
@@ -103,7 +109,7 @@ class TransformersWorker(Worker):
             return settings.kv_cache_memory
         if self.device.type == "cpu":
             return int(memory_headroom() * _CPU_SHARE) // max(1, settings.local_world_size)
-        return self._free_on_gpu()
+        return self._room_on_card()
 
     def initialize_from_config(self, config: KVCacheConfig) -> None:
         try:
@@ -191,24 +197,58 @@ class TransformersWorker(Worker):
         output = state.output_ids if penalised else ()
         return sampler.Row(params, len(state.token_ids), output, masks.get(slot))
 
+    def _room_on_card(self) -> int:
+        """Bytes for the KV cache. Raises HostError, with the whole sum, where not even one sequence has room."""
+        settings, spec = self.settings, self.kv_cache_spec()
+        own = torch.cuda.memory_allocated(self.device)
+        peak = self._profile()
+        # Nobody's step is running, and everybody's weights are there.
+        self._communicator.all_reduce(torch.zeros(1, device=self.device))
+        free, total = torch.cuda.mem_get_info(self.device)
+        card = Card(total, total - free, own, peak, settings.device_ranks)
+        room = kv_room(card, settings.gpu_memory_utilization)
+        least = -(-spec.max_model_len // spec.block_size) * spec.bytes_per_block
+        if room < least:
+            raise HostError(
+                shortage(
+                    card,
+                    settings.gpu_memory_utilization,
+                    name=str(self.device),
+                    batch=settings.max_num_batched_tokens,
+                    least=least,
+                    length=spec.max_model_len,
+                    holders=self._holders(),
+                )
+            )
+        return room
+
     @torch.inference_mode()
-    def _free_on_gpu(self) -> int:
-        """What a step of the largest batch leaves of our share of the card."""
+    def _profile(self) -> int:
+        """Bytes that a step of the largest batch takes at its peak, beyond what is held already."""
         count = self.settings.max_num_batched_tokens
         length = min(count, loading.model_length(self._model.config))
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        self._forward(_largest(count, length, self.settings.max_num_seqs))
+        before = torch.cuda.memory_reserved(self.device)
+        try:
+            logits = self._forward(_largest(count, length, self.settings.max_num_seqs))
+            sampler.sample(logits, [_WORST_ROW] * len(logits))
+            del logits
+        except torch.OutOfMemoryError as error:
+            raise self._full() from error
         torch.cuda.synchronize(self.device)
-        peak = torch.cuda.max_memory_allocated(self.device) - before
+        peak = torch.cuda.max_memory_reserved(self.device) - before
+        torch.cuda.empty_cache()
+        return peak
+
+    def _full(self) -> HostError:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
-        found = int(total * _GPU_SHARE) - (total - free) - peak
-        if found <= 0:
-            raise HostError(
-                f"{self.device} has {free >> 20} MiB free, of which a step takes {peak >> 20}: no room for KV"
-            )
-        return found
+        return HostError(no_room_for_weights(total, free, name=str(self.device), holders=self._holders()))
+
+    def _holders(self) -> list[Holder] | str:
+        uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        return card_holders(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
 
 
 def _mask_rows(mask: GrammarMask | None) -> dict[int, bytes]:

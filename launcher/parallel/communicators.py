@@ -5,6 +5,7 @@
 `TorchCommunicator`     the process group itself (nccl, gloo): works everywhere
 `SharedCommunicator`    host memory shared by ranks of one machine (see `launcher.parallel.shared`): tens of
                         microseconds where gloo takes milliseconds
+`HostCommunicator`      tensors on a device, copied to host memory for one of the two above: for ranks that share a GPU
 ======================  =========================================================================================
 
 `launcher.parallel.groups` picks, collectively: either all ranks of a group get shared memory or none.
@@ -98,6 +99,38 @@ class TorchCommunicator(Communicator):
         if any(sign in text for sign in _PEER_LOST):
             return PeerDiedError(f"rank {self.rank} of {self.size} lost a peer in a collective: {text.splitlines()[0]}")
         return error
+
+
+class HostCommunicator(Communicator):
+    """Tensors that are on a device, by way of host memory and `inner`, a communicator for tensors there."""
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.rank = inner.rank
+        self.size = inner.size
+        self.kind = f"host, {inner.kind}"
+        self._stage = torch.empty(0, dtype=torch.uint8)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor.copy_(self._ours().all_reduce(self._staged(tensor)), non_blocking=True)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [found.to(tensor.device) for found in self._ours().all_gather(self._staged(tensor))]
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _ours(self) -> Communicator:
+        self._inner.on_wait = self.on_wait
+        return self._inner
+
+    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory, finished. The last copy out of the same place comes before it on the stream."""
+        size = tensor.numel() * tensor.dtype.itemsize
+        if self._stage.numel() < size:
+            self._stage = torch.empty(size, dtype=torch.uint8, pin_memory=tensor.is_cuda)
+        return self._stage[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 _PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")

@@ -7,6 +7,7 @@ device       backend of every group
 ===========  ==========================================================================================
 cpu          gloo
 cuda         nccl for tensors on the GPU, gloo for tensors in host memory, in one group
+cuda shared  gloo: ranks share a GPU, which nccl refuses; tensors take the way through host memory
 ===========  ==========================================================================================
 
 A kind whose groups have one member has no process group; one whose group is the whole world uses the default group.
@@ -23,7 +24,12 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import UsageError, XserveError
-from launcher.parallel.communicators import Communicator, SoleCommunicator, TorchCommunicator
+from launcher.parallel.communicators import (
+    Communicator,
+    HostCommunicator,
+    SoleCommunicator,
+    TorchCommunicator,
+)
 from launcher.parallel.ranks import GROUP_KINDS, GroupKind, Layout
 from launcher.parallel.rendezvous import open_store
 from launcher.parallel.shared import attach
@@ -58,6 +64,7 @@ class Groups:
     device: torch.device
     by_kind: dict[GroupKind, Group]
     timeout: float
+    via_host: bool = False
     _communicators: dict[GroupKind, Communicator] = field(default_factory=dict)
 
     def communicator(self, kind: GroupKind) -> Communicator:
@@ -66,7 +73,7 @@ class Groups:
         The first call for a kind is collective: every rank of the group makes it at the same point.
         """
         if kind not in self._communicators:
-            self._communicators[kind] = _connect(self.by_kind[kind], self.device, self.timeout)
+            self._communicators[kind] = _connect(self.by_kind[kind], self.device, self.timeout, self.via_host)
         return self._communicators[kind]
 
     def close(self) -> None:
@@ -79,9 +86,18 @@ class Groups:
             dist.destroy_process_group()
 
 
-def join(url: str, layout: Layout, rank: int, device: torch.device, timeout: float = JOIN_TIMEOUT) -> Groups:
+def join(
+    url: str,
+    layout: Layout,
+    rank: int,
+    device: torch.device,
+    timeout: float = JOIN_TIMEOUT,
+    *,
+    via_host: bool = False,
+) -> Groups:
     """Meet the other ranks at `url` and make the groups. Collective over the world; `timeout` in seconds.
 
+    `via_host`: tensors on a device are reduced in host memory; all ranks say the same.
     Raises UsageError, HostError (the URL), XserveError naming rank and size when the others do not come.
     A world of one rank needs no URL and touches torch.distributed not at all.
     """
@@ -89,9 +105,9 @@ def join(url: str, layout: Layout, rank: int, device: torch.device, timeout: flo
     if size > 1:
         if not url:
             raise UsageError(f"rank {rank} of {size} was given no rendezvous")
-        _join_world(url, rank, size, device, timeout)
+        _join_world(url, rank, size, torch.device("cpu") if via_host else device, timeout)
     by_kind = {kind: _own_group(layout, kind, rank, timeout) for kind in GROUP_KINDS}
-    return Groups(layout, rank, device, by_kind, timeout)
+    return Groups(layout, rank, device, by_kind, timeout, via_host)
 
 
 def _join_world(url: str, rank: int, size: int, device: torch.device, timeout: float) -> None:
@@ -123,10 +139,12 @@ def _own_group(layout: Layout, kind: GroupKind, rank: int, timeout: float) -> Gr
     return Group(kind, tuple(own), own.index(rank), process_group)
 
 
-def _connect(group: Group, device: torch.device, timeout: float) -> Communicator:
+def _connect(group: Group, device: torch.device, timeout: float, via_host: bool) -> Communicator:
     """The group's communicator. Collective: all ranks get the same class."""
     if group.process_group is None:
         return SoleCommunicator()
+    if via_host and device.type != "cpu":
+        return HostCommunicator(_connect(group, torch.device("cpu"), timeout, False))
     by_torch = TorchCommunicator(group.process_group, group.index, group.size)
     if device.type != "cpu":
         return by_torch

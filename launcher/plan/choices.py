@@ -37,6 +37,8 @@ def check_numbers(config: LaunchConfig) -> None:
         value = getattr(config, field)
         if value is not None and value < 1:
             raise UsageError(f"{_flag(field)} {value}: must be 1 or more")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise UsageError(f"--gpu-memory-utilization {config.gpu_memory_utilization}: must be above 0, at most 1")
     for field in ("ready_timeout", "shutdown_timeout"):
         seconds = getattr(config, field)
         if not (math.isfinite(seconds) and seconds >= 0):
@@ -92,11 +94,13 @@ def choose_device(config: LaunchConfig, facts: HostFacts, worker: str) -> Choice
         raise UsageError(f"{lack}; or say --device cpu")
     if lack:
         return Choice("cpu", lack)
-    if config.tp > facts.gpus:
+    if config.tp > max(facts.gpus, len(config.device_ids)):
         hidden = f" ({facts.gpu_note})" if facts.gpu_note else ""
+        first = facts.gpu_entries[0] if facts.gpu_entries else "0"
         raise UsageError(
             f"world size {config.tp} (--tp {config.tp}) is larger than the {facts.gpus} visible GPUs{hidden}:"
-            f" use --tp {facts.gpus} or less, or --device cpu; --nnodes and --backend ray, which spread a launch over"
+            f" use --tp {facts.gpus} or less, or --device cpu, or rehearse with several ranks on one GPU"
+            f" (--device-ids {first},{first}); --nnodes and --backend ray, which spread a launch over"
             " machines, come with a later version"
         )
     return Choice("cuda", "--device" if config.device == "cuda" else f"{facts.gpus} GPUs visible")

@@ -3,7 +3,8 @@
     --device-ids  >  CUDA_VISIBLE_DEVICES (or the accelerator's own, `launcher.host.visible`)  >  all, in order
 
 Ids are what the variable takes: numbers, UUIDs, UUIDs cut short, MIG slices. They must lie within what the variable
-leaves: whoever has set it (a batch system, a container) has given us these and no others.
+leaves: whoever has set it (a batch system, a container) has given us these and no others. Unlike the variable, the flag
+may name a device several times: that many workers then share it, to rehearse a larger launch.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Device(NamedTuple):
     """Its place in `HostFacts.gpu_devices`; None: it has none, or only the driver knows."""
     env: dict[str, str] = {}  # noqa: RUF012 a tuple's default, never changed
     """For this worker alone."""
+    workers: int = 1
+    """Of ours on it, this one included."""
 
 
 def place_devices(config: LaunchConfig, facts: HostFacts, device: str, workers: int) -> tuple[Device, ...]:
@@ -45,9 +48,10 @@ def place_devices(config: LaunchConfig, facts: HostFacts, device: str, workers: 
         )
     names = names[:workers]
     if any(is_mig(name) for name in names):
-        return tuple(Device(0, name, _gpu_of(name, facts), {CUDA.variable: name}) for name in names)
-    env = {CUDA.variable: ",".join(names)} if config.device_ids else {}
-    return tuple(Device(index, name, _gpu_of(name, facts), env) for index, name in enumerate(names))
+        return tuple(Device(0, name, _gpu_of(name, facts), {CUDA.variable: name}, names.count(name)) for name in names)
+    each = list(dict.fromkeys(names))  # the driver sees none at all in a list that names one twice
+    env = {CUDA.variable: ",".join(each)} if config.device_ids else {}
+    return tuple(Device(each.index(name), name, _gpu_of(name, facts), env, names.count(name)) for name in names)
 
 
 def check_ids(config: LaunchConfig, facts: HostFacts) -> list[str]:
@@ -55,19 +59,25 @@ def check_ids(config: LaunchConfig, facts: HostFacts) -> list[str]:
     if not config.device_ids:
         return []
     text = ",".join(config.device_ids)
-    entries, fault = read_visible(text, facts.gpus_present, [gpu.uuid for gpu in facts.gpu_devices])
-    if fault or not entries:
-        words = fault.removeprefix(f"{CUDA.variable}={text!r}").lstrip(": ").partition("; the driver")[0]
-        raise UsageError(
-            f"--device-ids {text}: {words.removesuffix(': the driver then sees none; name each one once')}"
-        )
+    entries: list[str] = []
+    for name in config.device_ids:
+        found, fault = read_visible(name, facts.gpus_present, [gpu.uuid for gpu in facts.gpu_devices])
+        if fault or not found:
+            words = fault.removeprefix(f"{CUDA.variable}={name!r}").lstrip(": ").partition("; the driver")[0]
+            raise UsageError(f"--device-ids {text}: {words}")
+        entries.append(_same(found[0], entries, facts))
     allowed = {_identity(entry, facts) for entry in facts.gpu_entries}
     if outside := [entry for entry in entries if _identity(entry, facts) not in allowed]:
         raise UsageError(
             f"--device-ids {text}: {outside[0]} is not among what {CUDA.variable} leaves"
             f" ({','.join(facts.gpu_entries) or 'nothing'}): change one of the two"
         )
-    return list(entries)
+    return entries
+
+
+def _same(name: str, before: list[str], facts: HostFacts) -> str:
+    """By the name that it had before, if it is there by its other one."""
+    return next((known for known in before if _identity(known, facts) == _identity(name, facts)), name)
 
 
 def _foreign(config: LaunchConfig, facts: HostFacts) -> dict[str, str]:

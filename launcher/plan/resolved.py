@@ -97,6 +97,8 @@ class Resolved:
             )
         lines.append(f"start method {self.start.value}: {self.start.reason}")
         lines += self.placements.notes
+        if any(device.workers > 1 for device in self.devices) and self.device.value == "cuda":
+            lines.append("--device-ids puts several workers on one GPU: they meet in host memory, which is slow")
         if self.facts.nofile_soft < self.facts.nofile_hard:
             lines.append(f"open files: limit raised from {self.facts.nofile_soft} to {self.facts.nofile_hard}")
         elif self.facts.nofile_hard < _FEW_FILES:
@@ -130,7 +132,8 @@ class Resolved:
         if given is not None:
             return f"{budget.size(given)} per rank", "--kv-cache-memory"
         if self.device.value == "cuda":
-            return "what each GPU has left once the model is loaded", "default on CUDA"
+            share = f"{self.config.gpu_memory_utilization:g} of each GPU, less what is in use once the model is loaded"
+            return f"{share} and a step's peak", self.config.origins.get("gpu_memory_utilization", "default on CUDA")
         ranks = f", shared by {self.config.tp} ranks" if self.config.tp > 1 else ""
         free = f"{budget.size(self.facts.memory_free)} now ({self.facts.memory_origin})"
         return f"half of what is free once the model is loaded{ranks}", f"default on CPU; free are {free}"

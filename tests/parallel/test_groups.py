@@ -14,7 +14,7 @@ import torch
 
 from launcher.errors import HostError, UsageError
 from launcher.parallel import shared
-from launcher.parallel.communicators import TorchCommunicator
+from launcher.parallel.communicators import HostCommunicator, TorchCommunicator
 from launcher.parallel.groups import Groups, join
 from launcher.parallel.ranks import GROUP_KINDS, Layout
 from launcher.parallel.rendezvous import Rendezvous, open_store, parse
@@ -40,6 +40,28 @@ def test_groups_of_a_grid(tmp_path: Path) -> None:
     for rank, seen in enumerate(found):
         assert {k: seen[k] for k in GROUP_KINDS} == {k: layout.group_of(k, rank) for k in GROUP_KINDS}
         assert seen["kinds"] == "shared"
+
+
+def reduce_through_host(groups: Groups) -> list[bytes]:
+    inner = groups.communicator("tp")
+    by = HostCommunicator(inner)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for length in (5, 4096, 3):
+            tensor = torch.arange(length).mul(groups.rank + 1).to(dtype)
+            gathered = by.all_gather(tensor)
+            expected = torch.arange(length).to(dtype)
+            assert torch.equal(gathered[1], expected * 2)
+            column = tensor.repeat(2, 1).t()  # not contiguous
+            assert by.all_reduce(column) is column
+            assert torch.equal(column[:, 0], inner.all_reduce(tensor.clone()))
+            found.append(column.float().numpy().tobytes())
+    return found
+
+
+def test_through_host_memory_as_within_it(tmp_path: Path) -> None:
+    first, second = values(run_ranks(tmp_path, Layout(tp=2), reduce_through_host))
+    assert first == second
 
 
 def reduce_everything(groups: Groups) -> list[Any]:

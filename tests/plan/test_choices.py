@@ -33,6 +33,8 @@ def refused(kind: type[Exception], call: Any, *args: Any) -> str:
         ("max_model_len", 0, 1),
         ("kv_cache_memory", -5, 1),
         ("ring_bytes", 0, 1),
+        ("gpu_memory_utilization", 0.0, 0.01),
+        ("gpu_memory_utilization", 1.01, 1.0),
         ("port", -1, 0),
         ("port", 65536, 65535),
         ("ready_timeout", -0.1, 0.0),
