@@ -30,7 +30,13 @@ def test_both_files(tmp_path: Path) -> None:
     assert text.stat().st_mode & 0o777 == 0o600
     assert text.parent.stat().st_mode & 0o777 == 0o700
     shown = text.read_text()
-    for part in ("the whole story of ***", "--- last output of Worker_1", "line two", "step 3: 2 requests", "xserve 0."):
+    for part in (
+        "the whole story of ***",
+        "--- last output of Worker_1",
+        "line two",
+        "step 3: 2 requests",
+        "xserve 0.",
+    ):
         assert part in shown
     data = json.loads(text.with_suffix(".json").read_text())
     assert data["cause"]["title"] == "Worker_1"
