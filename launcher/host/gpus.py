@@ -1,15 +1,18 @@
-"""GPUs of this machine, from its files alone: no driver library is loaded, no device touched."""
+"""GPUs of this machine, from its files: no device is touched, and the driver's library is asked only for what they do
+not say (`nvml`)."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from launcher.host.files import ROOT, list_entries, read_list, read_number, read_text
 from launcher.host.numa import NumaNode
+from launcher.host.nvml import nodes_of_gpus
 
 _NODES_DIRECTORY = "sys/bus/pci/devices"
 
@@ -50,7 +53,19 @@ def read_gpus(root: Path = ROOT, nodes: tuple[NumaNode, ...] = ()) -> tuple[Gpu,
         known = uuid if uuid.startswith("GPU-") and "?" not in uuid else ""
         found.append(Gpu(uuid=known, address=address, nodes=_close_nodes(root, address, nodes)))
     present = gpus_present(root)
-    return tuple(found) if len(found) == present else tuple(Gpu() for _ in range(present))
+    if len(found) != present:
+        return tuple(Gpu() for _ in range(present))
+    return _ask_driver(found, nodes) if root == ROOT else tuple(found)
+
+
+def _ask_driver(gpus: list[Gpu], nodes: tuple[NumaNode, ...], library: Any = None) -> tuple[Gpu, ...]:
+    """Fill in the nodes of cards that the bus says nothing of. With one node there is no question."""
+    unknown = [gpu.uuid for gpu in gpus if gpu.uuid and not gpu.nodes]
+    if len(nodes) < 2 or not unknown:
+        return tuple(gpus)
+    known = {node.id for node in nodes}
+    told = {uuid: found for uuid, found in nodes_of_gpus(unknown, library).items() if known.issuperset(found)}
+    return tuple(msgspec.structs.replace(gpu, nodes=gpu.nodes or told.get(gpu.uuid, ())) for gpu in gpus)
 
 
 def _close_nodes(root: Path, address: str, nodes: tuple[NumaNode, ...]) -> tuple[int, ...]:
