@@ -46,6 +46,8 @@ class Arena:
         self.cold: list[float] = []
         """Seconds from the start of a launch to its first answer."""
         self.dealt: Counter[str] = Counter()
+        self.quiet_limit = 8.0
+        """Seconds for all requests that are under way to end."""
         self.void = 0
         """Rounds in which the kernel killed more than it was meant to."""
         self.memory = MemoryLimit()
@@ -168,8 +170,8 @@ class Arena:
 
     def tally(self) -> None:
         """With no request under way every process has as many descriptors as in the beginning."""
-        if not self.load.pause(8):
-            self.fault("requests lost", "a request does not end")
+        if not self.load.pause(self.quiet_limit):
+            self.fault("requests lost", f"a request does not end within {self.quiet_limit:g} s")
         launch = self.launch
 
         def more() -> dict[str, tuple[int, int]]:

@@ -130,6 +130,8 @@ class Run:
             arguments += ["--ready-timeout", f"{READY_TIMEOUT:g}"]
         self.load = Load(self._port, CONCURRENT, options.seed, lambda chance: self._make(chance))
         self.arena = Rounds(self.directory, self._port, [*arguments, *COMMON], self.load, options.seed, variables)
+        if options.model:
+            self.arena.quiet_limit = 90.0
         self.arena.launch.probe(60)
         self._make = known_questions(self._port) if options.model else make
 
