@@ -27,8 +27,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from launcher import envs
 from launcher.api.detokenize import Detokenizer, StopStrings
 from launcher.api.tokenizer import Tokenizer, load_tokenizer
+from launcher.clock import Deadline
 from launcher.config import EngineSettings, LaunchConfig, WorkerSettings
 from launcher.control import run_dir
 from launcher.engine.core import EngineCore
@@ -38,7 +40,10 @@ from launcher.executor.base import Executor, SamplingParams, TokenLogprobs, pack
 from launcher.host import read_host
 from launcher.host.process_state import needs_exec, unsafe_to_fork
 from launcher.plan.plan import make_plan
-from launcher.process import child
+from launcher.process import child, sessions
+from launcher.process.guardian import Guardian
+from launcher.process.helper import HelperSettings
+from launcher.process.nursery import Child
 from launcher.process.spec import ProcessSpec
 
 log = logging.getLogger(__name__)
@@ -93,6 +98,8 @@ class Engine:
             raise MainGuardError(child.importing_main)
         self._lock = threading.RLock()
         self._executor: Executor | None = None
+        self._guardian: Guardian | None = None
+        self._sessions: dict[int, int] = {}
         name = worker if isinstance(worker, str | None) else f"{worker.__module__}:{worker.__qualname__}"
         method = choose_method(start_method, options.get("env"))
         config = _config(dict(options, model=model, tp=tp, worker=name, start_method=method))
@@ -110,17 +117,40 @@ class Engine:
         directory = run_dir.claim(f"engine-{os.getpid()}-{next(_numbers)}")
         self._close.callback(directory.remove)
         directory.forget()  # the directory is swept if we die; it is no instance that one could ask for its status
+        launch_id = uuid.uuid4().hex
         plan = make_plan(
-            config, read_host(), run_dir=directory.path, launch_id=uuid.uuid4().hex, name=directory.name, api=False
+            config, read_host(), run_dir=directory.path, launch_id=launch_id, name=directory.name, api=False
         )
         [core] = plan.processes
         settings = msgspec.msgpack.decode(core.payload, type=EngineSettings)
+        self._close.callback(self._end_strays, launch_id)
         self._executor = _make_executor(settings, [_with_main(spec, method) for spec in core.children], method)
         self._close.callback(self._executor.shutdown, settings.shutdown_timeout)
+        self._guard(directory, launch_id)  # after the forks, which want this process without other children's ends
         self._core = EngineCore(self._executor, settings)
         self.info: EngineInfo = self._core.initialize()
         self.tokenizer: Tokenizer = load_tokenizer(settings.worker.model)
         self._seed = settings.seed
+
+    def _guard(self, directory: run_dir.RunDirectory, launch_id: str) -> None:
+        """Have somebody end what the workers start, should this process be killed."""
+        workers: list[Child] = getattr(self._executor, "children", [])
+        self._sessions = {worker.pid: worker.start_time for worker in workers}
+        if not workers:
+            return
+        helper = HelperSettings(
+            clean_up="launcher.control.run_dir:remove_left", run_dir=str(directory.path), launch_id=launch_id
+        )
+        self._guardian = Guardian(helper, envs.child_environment(), directory.lock_fd)
+        self._guardian.guard(self._sessions)
+
+    def _end_strays(self, launch_id: str) -> None:
+        """The workers are gone: end what they had started, and dismiss the guard."""
+        spare = {self._guardian.pid} if self._guardian is not None else set()
+        sessions.kill_members(self._sessions, launch_id, Deadline.after(1.5), spare)
+        if self._guardian is not None:
+            self._guardian.close()
+            self._guardian = None
 
     def generate(
         self,

@@ -137,14 +137,18 @@ def test_workers_go_with_the_script(tmp_path: Path, end: str, method: str) -> No
         f"from launcher import Engine\nengine = Engine(tp=2, start_method={method!r})\nprint('up', flush=True)\n"
         f"input()\n{wait}\n"
     )
+    environment = os.environ | {"XSERVE_FAULT": "spawn_child:1", "XDG_RUNTIME_DIR": str(tmp_path)}
     with subprocess.Popen(
-        [sys.executable, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "up\n"
+        mark = [p for p in descendants(process.pid) if _title(p).startswith("xserve::Worker")]
+        assert len(mark) == 2
+        # A shell that a worker started, and the guard, must be gone as well.
+        eventually(lambda: len(descendants(process.pid)) == 2 + 1 + 2, 5, "workers, guard, a shell and its sleep")
         workers = {pid: start_time(pid) for pid in descendants(process.pid)}
-        assert len(workers) == 2
         if end == "kill":
             process.kill()
         else:
@@ -152,6 +156,7 @@ def test_workers_go_with_the_script(tmp_path: Path, end: str, method: str) -> No
             process.stdin.close()
         eventually(lambda: not [p for p, s in workers.items() if start_time(p) == s], 4)
         assert process.wait(10) == (0 if end == "exit" else -signal.SIGKILL)
+    eventually(lambda: not list((tmp_path / "xserve").rglob("*")), 4, "the run directory is removed")
 
 
 def test_fork_is_refused_where_it_is_not_safe() -> None:
