@@ -18,6 +18,8 @@ from _chaos_tree import Launch, until
 SHUTDOWN = 8.0
 GONE_LIMIT = 2.0
 """Seconds after a death within which every process that must go is gone."""
+START_LIMIT = 120.0
+"""Seconds for a launch that is not disturbed; a model may have to be read from a cold disk."""
 BACK_LIMIT = 30.0
 """Seconds after which a launch counts as one that does not come back."""
 LATE = "not back, or not gone in time"
@@ -76,7 +78,7 @@ class Arena:
     def come_up(self) -> None:
         """Wait until it answers, then remember what it looks like when all is well."""
         launch = self.launch
-        answered = launch.probe(BACK_LIMIT)
+        answered = launch.probe(START_LIMIT)
         if answered is None:
             raise SystemExit(f"chaos: a launch does not come up; see {launch.log}\n{launch.text()[-3000:]}")
         self.cold.append(answered - launch.began)

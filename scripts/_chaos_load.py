@@ -107,7 +107,8 @@ class Load:
 
     def close(self) -> None:
         self._ended = True
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def late(self, now: float) -> list[str]:
         """Connections of a window that are still open after its limit, each told once."""

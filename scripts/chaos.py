@@ -47,6 +47,7 @@ import random
 import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -62,7 +63,6 @@ from _chaos_blows import SERVING, WORKER, Cell, deck
 from _chaos_load import Load, Question
 from _chaos_rounds import READY_TIMEOUT, WATCHDOG, Rounds
 
-from launcher import envs
 from launcher.process import kernel
 from launcher.worker.reference import expected_tokens
 
@@ -103,6 +103,13 @@ def known_questions(port: int) -> Callable[[random.Random], Question]:
     return make
 
 
+def make_tiny(directory: Path) -> str:
+    """In a process of its own: this one needs no torch."""
+    program = f"from launcher.models.tiny import make_tiny; make_tiny({str(directory)!r})"
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=sys.stderr)
+    return str(directory)
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -117,12 +124,9 @@ class Run:
         self.options = options
         self.directory = Path(tempfile.mkdtemp(prefix="xschaos"))
         self._port = free_port()
-        make = reference_question
         variables = {"XSERVE_FAULT": "spawn_child:1"}
         if options.model:
-            from launcher.models.demo import demo_model
-
-            model = str(demo_model(envs.cache_dir(), tiny=True)) if options.model == "tiny" else options.model
+            model = make_tiny(self.directory / "model") if options.model == "tiny" else options.model
             arguments = ["--model", model, "--tp", str(options.tp or 2), "--dtype", "float32", "--ready-timeout", "60"]
             variables = {}
         else:
@@ -132,14 +136,15 @@ class Run:
         self.arena = Rounds(self.directory, self._port, [*arguments, *COMMON], self.load, options.seed, variables)
         if options.model:
             self.arena.quiet_limit = 90.0
-        self.arena.launch.probe(60)
-        self._make = known_questions(self._port) if options.model else make
+        self._make: Callable[[random.Random], Question] = reference_question
 
     def play(self) -> int:
         """The rounds; how many there were."""
         options, arena = self.options, self.arena
-        self.load.start()
         arena.come_up()
+        if options.model:
+            self._make = known_questions(self._port)
+        self.load.start()
         arena.settle()
         chance = random.Random(options.seed)
         cells: list[Cell] = []
