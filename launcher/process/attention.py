@@ -64,8 +64,8 @@ class Attention:
         ready = [
             c for c in self._nursery.children if c.is_ready and not c.is_gone and not self._units.is_ending(c.title)
         ]
-        helper = [self._helper.title] if self._helper.is_ready else []
-        turn = self.watchdog.turn(clock.now(), [child.title for child in ready] + helper)
+        helper = {self._helper.title: self._helper.pid} if self._helper.is_ready else {}
+        turn = self.watchdog.turn(clock.now(), {child.title: child.pid for child in ready} | helper)
         if turn is None:
             return
         for child in ready:

@@ -11,7 +11,7 @@ Hung *workers* are the engine core's to find (`Executor.hung`): it reports them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 _PER_LIMIT = 4
@@ -34,6 +34,8 @@ class Watchdog:
         self.number = 0
         """Of the last ping."""
         self._heard: dict[str, float] = {}
+        self._pids: dict[str, int] = {}
+        """Whose answers `_heard` tells of: a process that took a dead one's place has a time of its own."""
         self._last_turn: float | None = None
 
     def heard(self, title: str, now: float) -> None:
@@ -49,14 +51,15 @@ class Watchdog:
             return 0.0
         return max(0.0, self._last_turn + self.interval - now)
 
-    def turn(self, now: float, watched: Iterable[str]) -> Turn | None:
-        """A turn, when one is due. `watched`: titles that should answer; others are forgotten."""
+    def turn(self, now: float, watched: Mapping[str, int]) -> Turn | None:
+        """A turn, when one is due. `watched`: titles that should answer, with their pids; others are forgotten."""
         if self.until_turn(now) > 0:
             return None
         overslept = self._last_turn is not None and now - self._last_turn > 2 * self.interval + 1
         self._last_turn = now
-        titles = list(watched)
-        self._heard = {title: now if overslept else self._heard.get(title, now) for title in titles}
+        known = {} if overslept else {t: at for t, at in self._heard.items() if self._pids[t] == watched.get(t)}
+        self._heard = {title: known.get(title, now) for title in watched}
+        self._pids = dict(watched)
         self.number += 1
         late = [(title, now - heard) for title, heard in self._heard.items() if now - heard >= self.limit]
-        return Turn(titles, late)
+        return Turn(list(watched), late)

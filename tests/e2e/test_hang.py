@@ -154,3 +154,16 @@ def test_who_is_stopped_in_a_start_is_named_not_who_waits_for_it(launch: Start) 
     assert f"EngineCore_DP0, pid {core[0]}, step " in last
     assert "it is stopped (state T, as by SIGSTOP)" in last
     launched.assert_nothing_left()
+
+
+def test_who_takes_a_hung_ones_place_at_once_is_not_taken_for_hung(launch: Start) -> None:
+    launched = launch("--tp", "2", "--watchdog-timeout", "3")  # a quarter of it is longer than a start takes
+    launched.wait_ready()
+    for number in (1, 2):
+        os.kill(launched.pid_of("EngineCore_DP0"), signal.SIGSTOP)
+        wait_whole(launched, number)
+    begin = time.monotonic()
+    eventually(lambda: time.monotonic() - begin > 1.5, 10)
+    assert launched.output.count("restarting") == 2
+    assert launched.stop() == 0
+    launched.assert_nothing_left()
