@@ -127,8 +127,8 @@ class Arena:
         window.end = time.monotonic()
 
     def all_gone(self, dead: float, *, files: bool = True) -> None:
-        """Of a launch whose supervisor is gone since `dead`: nothing may be left 2 s later. Without `files` there had
-        been no helper yet to clean up: the next start takes the directory over."""
+        """Of a launch whose supervisor is gone since `dead`: nothing may be left 2 s later. Without `files` there was
+        no helper, not yet or not any more, to clean up: the next start takes the directory over."""
         left = dead + GONE_LIMIT - time.monotonic()
         until(lambda: not trees.strangers({self.launch.process.pid}), left)
         if found := trees.strangers({self.launch.process.pid}):

@@ -226,6 +226,7 @@ class Rounds(Arena):
         self.load.windows.append(window)
         launch.process.send_signal(signal.SIGTERM)
         time.sleep(self.chance.uniform(0.0, 0.5))
+        others = set(launch.tree()) - {"Forkserver"}
         title, pid = self._choose(cell.victim)
         self.struck.add(pid)
         if cell.victim == HELPER and title != "Forkserver":
@@ -247,7 +248,8 @@ class Rounds(Arena):
             self.fault(LATE, f"exit {launch.process.returncode}; struck: {title}")
         if launch.process.returncode == 1:
             self.check_causes(mark, needed=True)
-        self.all_gone(dead)
+        # A supervisor that has sent everybody away, its helper too, leaves its directory to the next start.
+        self.all_gone(dead, files=title != "Supervisor" or bool(others))
         window.end = time.monotonic()
         self.fresh()
 

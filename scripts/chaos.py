@@ -35,6 +35,9 @@ Always: the log calls nobody the cause that was not struck, and names who was; p
 Chaos is a subreaper: whatever loses its parent becomes its child, and so is seen. A request that was turned away (503
 with Retry-After, nobody at the port) has not been accepted, and is sent again.
 
+One thing may be left: the run directory of a supervisor that is killed while it has no helper, in the first moments of
+a start and the last of a stop. The next launch of that name takes it over, which is what the next round looks at.
+
 OOM needs the memory controller of cgroup v1 and the right to make a group; elsewhere the report says it was left out.
 """
 
