@@ -7,8 +7,12 @@ step. Out: `KVCacheSpec` before service, one `StepOutput` per step from the outp
     load       directory → checked, sharded, proven module
     shard      transformers' tensor-parallel plan with our collectives
     paged      attention over a paged KV cache
+    packed     the same in one kernel call per layer, on a GPU
+    transfer   small copies between host and device that nobody waits for
     batch      a step's rows as flat columns (no torch)
     sampler    logits → tokens and logprobs; noise is a function of (seed, position)
+    batch_sampler  the same for all rows at once, on a GPU
+    card_memory    how much of a GPU is KV cache
     tiny       random models made on the spot
     demo       a real small model, fetched once
     preload    what the warm-start helper imports before it forks workers

@@ -179,13 +179,13 @@ class _Bar:
         return lambda *_, **__: None
 
 
-def run(model: Any, state: paged.PagedState, step: paged.Step, wanted: torch.Tensor) -> torch.Tensor:
-    """One forward pass: logits ``[len(wanted), V]`` at the `wanted` places of the token axis."""
+def run(model: Any, state: paged.PagedState, step: paged.Step) -> torch.Tensor:
+    """One forward pass: logits ``[W, V]`` at the places of the token axis that the step wants."""
     state.step = step
     try:
         # The whole model, not its parts: some scale or cap their logits after the head.
         found = model(
-            input_ids=step.token_ids, position_ids=step.positions, use_cache=False, logits_to_keep=wanted
+            input_ids=step.token_ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.wanted
         ).logits
     finally:
         state.step = None
@@ -199,9 +199,9 @@ def probe(model: Any, device: torch.device) -> paged.PagedState:
     Raises UsageError, naming the architecture, for a model that would run wrong.
     """
     state = paged.install(model)
-    step = paged.Step(_one_sequence(list(range(3, 7)), 0, [0], 4), 4, device)
+    step = paged.Step(_one_sequence(list(range(3, 7)), 0, [0], 4), 4, device, [3])
     try:
-        run(model, state, step, torch.tensor([3], device=device))
+        run(model, state, step)
     except TypeError as error:
         raise UsageError(f"{type(model).__name__} cannot be driven by this worker: {error}") from error
     layers = int(model.config.get_text_config().num_hidden_layers)
@@ -233,8 +233,9 @@ def prove(model: Any, state: paged.PagedState, device: torch.device, dtype: torc
     found = []
     try:
         for first, end in ((0, 7), (7, 20), (20, 21), (21, 22)):
-            step = paged.Step(_one_sequence(ids[first:end], first, blocks, size), size, device)
-            found.append(run(model, state, step, torch.arange(end - first, device=device)).float())
+            batch = _one_sequence(ids[first:end], first, blocks, size)
+            step = paged.Step(batch, size, device, range(end - first), state.kernel)
+            found.append(run(model, state, step).float())
     finally:
         state.cache = before
     difference = float((torch.cat(found) - expected).abs().max() / expected.abs().max().clamp(min=1e-6))

@@ -13,6 +13,7 @@ A model that hands its attention something unknown here (soft caps, sinks, biase
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from transformers import AttentionInterface
 
 from launcher.errors import UsageError
 from launcher.models.batch import Batch, Chunk
+from launcher.models.packed import Kernel, Packed
+from launcher.models.transfer import upload
 
 NAME = "xserve_paged"
 _ATTRIBUTE = "xserve_state"
@@ -36,8 +39,11 @@ _WORDS = {"softcap": "soft-capped attention scores", "s_aux": "attention sinks",
 class LayerShape:
     """What one layer keeps per token on this rank, as seen by the probe."""
 
-    def __init__(self, heads: int, key_width: int, value_width: int) -> None:
+    def __init__(self, heads: int, key_width: int, value_width: int, queries: int) -> None:
+        self.queries = queries
+        """Heads of the queries."""
         self.heads = heads
+        """Of keys and values."""
         self.key_width = key_width
         self.value_width = value_width
 
@@ -61,12 +67,28 @@ class PagedCache:
 class Step:
     """A batch as tensors on the device: made once a step, read by every layer."""
 
-    def __init__(self, batch: Batch, block_size: int, device: torch.device) -> None:
-        self.token_ids = torch.tensor(batch.token_ids, device=device)[None]
-        self.positions = torch.tensor(batch.positions, device=device)[None]
-        self.places = torch.tensor(batch.places, device=device)
+    def __init__(
+        self,
+        batch: Batch,
+        block_size: int,
+        device: torch.device,
+        wanted: Sequence[int] = (),
+        kernel: Kernel | None = None,
+    ) -> None:
+        """`wanted`: places on the token axis whose logits are. With a `kernel` all sequences go through it at once."""
+        token_ids, positions, self.places, self.wanted = upload(
+            [batch.token_ids, batch.positions, batch.places, wanted], device
+        )
+        self.token_ids, self.positions = token_ids[None], positions[None]
+        self.packed: Packed | None = None
+        self.prefills: list[_Prefill] = []
+        self.decodes: _Decodes | None = None
+        if kernel is not None:
+            self.packed = Packed(batch, block_size, device, kernel)
+            return
         self.prefills = [_Prefill(chunk, device) for chunk in batch.prefills]
-        self.decodes: _Decodes | None = _Decodes(batch, block_size, device) if batch.decodes else None
+        if batch.decodes:
+            self.decodes = _Decodes(batch, block_size, device)
 
 
 class _Decodes:
@@ -122,6 +144,8 @@ class PagedState:
         """None while probing or profiling: keys and values are used but not kept."""
         self.shapes: dict[int, LayerShape] = {}
         """Layer → what reached the attention function."""
+        self.kernel: Kernel | None = None
+        """For steps that are made for this state; None: padded attention by torch's scaled dot product."""
 
 
 def install(model: torch.nn.Module) -> PagedState:
@@ -151,11 +175,13 @@ def paged_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     step, cache = state.step, state.cache
     if cache is None:
-        state.shapes[layer] = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
+        state.shapes[layer] = LayerShape(key.shape[1], key.shape[-1], value.shape[-1], query.shape[1])
     else:
         cache.keys[layer][step.places] = key[0].transpose(0, 1)
         cache.values[layer][step.places] = value[0].transpose(0, 1)
     window = rest.get("sliding_window") or 0
+    if step.packed is not None:
+        return step.packed.attend(query, key, value, cache, layer, window, scaling)[None], None
     found = []
     if step.decodes is not None:
         found.append(_decode(query, key, value, step.decodes, cache, layer, window, scaling))

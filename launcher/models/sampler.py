@@ -34,6 +34,10 @@ class Row(NamedTuple):
     """Grammar: bit i of byte j allows token 8j + i."""
 
 
+Chosen = tuple[list[int], tuple[TokenLogprobs | None, ...]]
+"""Tokens, and logprobs: empty when no row asks."""
+
+
 def uniform(seed: int, position: int) -> float:
     """In [0, 1): the noise."""
     digest = hashlib.blake2b(struct.pack("<Qq", seed & (2**64 - 1), position), digest_size=8).digest()
@@ -43,7 +47,7 @@ def uniform(seed: int, position: int) -> float:
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], tuple[TokenLogprobs | None, ...]]:
     """`logits` ``[S, V]``, as the model gave them. Tokens, and logprobs (empty when no row asks)."""
     raw = logits.float()
-    if all(_is_plain(row) for row in rows):
+    if all(is_plain(row) for row in rows):
         tokens = raw.argmax(-1).tolist()
     else:
         tokens = [_choose(raw[i], row) for i, row in enumerate(rows)]
@@ -55,7 +59,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], tuple[
     )
 
 
-def _is_plain(row: Row) -> bool:
+def is_plain(row: Row) -> bool:
     params = row.params
     return params.temperature <= 0 and row.mask is None and not params.presence_penalty and not params.frequency_penalty
 

@@ -11,10 +11,11 @@ from launcher.config import WorkerSettings
 from launcher.errors import HostError, InternalError, UsageError
 from launcher.host import memory_headroom
 from launcher.host.card_holders import Holder, card_holders
+from launcher.models import batch_sampler, paged, sampler
 from launcher.models import load as loading
-from launcher.models import paged, sampler
 from launcher.models.batch import Batch, Chunk, Sample, build
 from launcher.models.card_memory import Card, kv_room, no_room_for_weights, shortage
+from launcher.models.packed import find_kernel
 from launcher.parallel.groups import Groups, join
 from launcher.parallel.ranks import Layout
 from launcher.worker.base import (
@@ -85,6 +86,11 @@ class TransformersWorker(Worker):
         except torch.OutOfMemoryError as error:
             raise self._full() from error
         self._state = loading.probe(self._model, self.device)
+        self._state.kernel, why_not = find_kernel(self._state.shapes.values(), self.dtype, self.device)
+        if self.device.type == "cuda":
+            log.info(
+                "attention: %s", f"padded, not torch's varlen_attn: {why_not}" if why_not else "torch's varlen_attn"
+            )
         difference = loading.prove(self._model, self._state, self.device, self.dtype)
         log.debug("%s: paged attention is within %.1e of its own", type(self._model).__name__, difference)
 
@@ -173,10 +179,10 @@ class TransformersWorker(Worker):
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Logits ``[S, V]`` of the rows to sample, on every rank."""
-        step = paged.Step(batch, self._table.block_size, self.device)
         # A step without samples still needs its keys and values; one row of logits is the least that a model computes.
         wanted = [sample.token for sample in batch.samples] or [0]
-        logits = loading.run(self._model, self._state, step, torch.tensor(wanted, device=self.device))
+        step = paged.Step(batch, self._table.block_size, self.device, wanted, self._state.kernel)
+        logits = loading.run(self._model, self._state, step)
         return logits[: len(batch.samples)]
 
     def _sample(
@@ -187,8 +193,11 @@ class TransformersWorker(Worker):
         if not samples:
             return StepOutput(plan.step)
         rows = [self._row(sample.slot, masks) for sample in samples]
-        tokens, logprobs = sampler.sample(logits, rows)
+        tokens, logprobs = self._choose(logits, rows)
         return StepOutput(plan.step, pack(sample.slot for sample in samples), pack(tokens), logprobs)
+
+    def _choose(self, logits: torch.Tensor, rows: list[sampler.Row]) -> sampler.Chosen:
+        return (batch_sampler if self.device.type == "cuda" else sampler).sample(logits, rows)
 
     def _row(self, slot: int, masks: dict[int, bytes]) -> sampler.Row:
         state = self._table.slots[slot]
@@ -232,7 +241,7 @@ class TransformersWorker(Worker):
         before = torch.cuda.memory_reserved(self.device)
         try:
             logits = self._forward(_largest(count, length, self.settings.max_num_seqs))
-            sampler.sample(logits, [_WORST_ROW] * len(logits))
+            self._choose(logits, [_WORST_ROW] * len(logits))
             del logits
         except torch.OutOfMemoryError as error:
             raise self._full() from error
