@@ -85,9 +85,11 @@ def _run(*command: str) -> str:
 
 def environment() -> dict[str, str]:
     """For a process that has ours and the peer's."""
+    inherited = envs.child_environment()
     return {
-        **envs.child_environment(),
-        "PYTHONPATH": str(ROOT),
+        **inherited,
+        # What we are found by ourselves, where that is how: a machine that nothing can be installed on.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")])),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -177,8 +177,8 @@ def paged_attention(
     if cache is None:
         state.shapes[layer] = LayerShape(key.shape[1], key.shape[-1], value.shape[-1], query.shape[1])
     else:
-        cache.keys[layer][step.places] = key[0].transpose(0, 1)
-        cache.values[layer][step.places] = value[0].transpose(0, 1)
+        cache.keys[layer].index_copy_(0, step.places, key[0].transpose(0, 1))
+        cache.values[layer].index_copy_(0, step.places, value[0].transpose(0, 1))
     window = rest.get("sliding_window") or 0
     if step.packed is not None:
         return step.packed.attend(query, key, value, cache, layer, window, scaling)[None], None
