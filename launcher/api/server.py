@@ -160,8 +160,12 @@ class _Server:
                 log.debug("%s; still trying", error)
 
     def _on_set_up(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
+        if task.cancelled():
+            return
+        if task.exception() is not None:
             self._http.end()  # `serve` raises it
+        else:
+            self._ctx.enter(Step.SERVING)  # tokenizer and engines are there: the tree may call itself ready
 
     # --- what the parent says
 

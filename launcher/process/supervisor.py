@@ -32,6 +32,7 @@ from launcher.process.reports import (
     Hang,
     Pong,
     ReadyReport,
+    Step,
     StepReport,
     TreeState,
     UpMessage,
@@ -207,7 +208,7 @@ class Supervisor:
             self._verdict.suspect()
         if changed:
             self._announce_phase()
-        if isinstance(message, ReadyReport):
+        if isinstance(message, ReadyReport) or (isinstance(message, StepReport) and message.step is Step.SERVING):
             self._on_ready(title)
 
     def _on_ready(self, title: str) -> None:

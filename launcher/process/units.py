@@ -14,6 +14,7 @@ import msgspec
 
 from launcher.clock import Deadline
 from launcher.process.nursery import Child
+from launcher.process.reports import Step
 from launcher.process.restart import Budget, RestartSettings
 from launcher.process.spec import LAUNCH_ID_VARIABLE, ChildMethod, ProcessSpec
 from launcher.process.stop import StopSequence
@@ -67,6 +68,13 @@ class Unit:
         """API servers come by exec: they have no use for what the helper has imported, and start at once."""
         return "spawn" if self.spec.role == "api_server" else method
 
+    @property
+    def is_ready(self) -> bool:
+        """An API server is READY as soon as it answers probes; requests it takes once it has said SERVING."""
+        if self.phase is not Phase.RUNNING or self.child is None or not self.child.is_ready:
+            return False
+        return self.spec.role != "api_server" or self.child.step is Step.SERVING
+
     def started(self, child: Child) -> None:
         self.phase = Phase.RUNNING
         self.child = child
@@ -110,7 +118,7 @@ class Units:
         return unit is not None and unit.phase is Phase.ENDING
 
     def all_ready(self) -> bool:
-        return all(unit.phase is Phase.RUNNING and unit.child is not None and unit.child.is_ready for unit in self)
+        return all(unit.is_ready for unit in self)
 
     def soonest_start(self) -> float:
         """Seconds until a waiting unit's delay has passed; ``inf`` when none waits."""
