@@ -138,9 +138,7 @@ class Engine:
         self._sessions = {worker.pid: worker.start_time for worker in workers}
         if not workers:
             return
-        helper = HelperSettings(
-            clean_up="launcher.control.run_dir:remove_left", run_dir=str(directory.path), launch_id=launch_id
-        )
+        helper = HelperSettings(clean_up=run_dir.REMOVE_LEFT, run_dir=str(directory.path), launch_id=launch_id)
         self._guardian = Guardian(helper, envs.child_environment(), directory.lock_fd)
         self._guardian.guard(self._sessions)
 

@@ -135,7 +135,7 @@ def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, ke
         method=plan.start_method,
         helper=HelperSettings(
             preload=plan.helper.preload if plan.helper else (),
-            clean_up="launcher.control.run_dir:remove_left",
+            clean_up=run_dir.REMOVE_LEFT,
             run_dir=plan.run_dir,
             launch_id=plan.launch_id,
         ),

@@ -191,6 +191,10 @@ def reclaim(path: Path) -> bool:
     return True
 
 
+REMOVE_LEFT = f"{__name__}:remove_left"
+"""For a guard's settings: it imports the function by this name before it is needed."""
+
+
 def remove_left(path: str) -> None:
     """Remove the directory of a dead supervisor. Only for its guard, which holds a copy of the lock's descriptor."""
     directory = Path(path)

@@ -21,11 +21,6 @@ _EXEC_LINE = "import sys; sys.path[:] = sys.argv[4:]; from {module} import main;
 _CHILD_FD = 3
 
 
-def threads_beside_main() -> list[str]:
-    """Names of the process's threads but one: what makes a fork unsafe (a lock one of them holds is never freed)."""
-    return sorted(procfs.thread_names())[1:] if len(procfs.thread_names()) > 1 else []
-
-
 def fork_child(sock: socket.socket, *, check: bool = True) -> int:
     """Fork; the child runs on `sock` and never returns here. Returns its pid.
 
