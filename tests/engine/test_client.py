@@ -81,7 +81,8 @@ class Router:
         return msgspec.msgpack.decode(body, type=ToCore)
 
     async def read_past_pings(self) -> ToCore:
-        while isinstance(message := await self.read(), Ping):
+        """The next word that is neither a ping nor a Hello said again: on a slow machine a welcome can come late."""
+        while isinstance(message := await self.read(), Ping | Hello):
             pass
         return message
 

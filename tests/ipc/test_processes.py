@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import select
 import signal
 import threading
 import time
@@ -171,6 +172,7 @@ def test_reader_that_left_before_it_ended_is_no_failure(fork: Fork) -> None:
 
 def test_killed_writer_ends_a_dequeue_after_the_last_message(fork: Fork) -> None:
     ring = Ring.create("answers 3", 1, 4096)
+    told, tell = os.pipe()
 
     def write() -> None:
         writer = attach_writer(ring)
@@ -179,12 +181,16 @@ def test_killed_writer_ends_a_dequeue_after_the_last_message(fork: Fork) -> None
         # Half a record, not published: it must never be seen.
         body = writer._reserve(100, soon())
         writer._bytes[body : body + 100] = b"x" * 100
+        os.write(tell, b".")
         signal.pause()
 
     child = fork(write)
     reader = attach_reader(ring, 0)
     reader.watch(child.peer(3))
     assert reader.dequeue(deadline=soon()) == 0
+    assert select.select([told], [], [], 30)[0], "all three are written"
+    os.close(told)
+    os.close(tell)
     child.kill()
     child.reap()
     assert [reader.dequeue(deadline=soon()) for _ in range(2)] == [1, 2], "what a dead writer wrote is delivered"
