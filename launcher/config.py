@@ -15,6 +15,7 @@ TRANSFORMERS_WORKER = "launcher.models.worker:TransformersWorker"
 BLOCK_SIZE = 16
 """Tokens per KV block."""
 RING_BYTES = 16 << 20
+MASTER_PORT = 29501
 
 StartMethod = Literal["auto", "fork", "spawn", "forkserver"]
 RestartPolicy = Literal["never", "on-failure", "always"]
@@ -34,6 +35,18 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None = None
     """``uni``, ``mp`` or ``module:Class``."""
     tp: int = 1
+    nnodes: int = 1
+    """Machines that share the ranks of the launch: as many each, consecutive ones."""
+    node_rank: int = 0
+    master_addr: str | None = None
+    """Node 0's address, as the others reach it: a name, or a literal (IPv6 without brackets; link-local with zone).
+    None on node 0: the address of `iface`, or of the default route."""
+    master_port: int = MASTER_PORT
+    iface: str | None = None
+    """None: the interface that routes to the master."""
+    join_timeout: float = 300.0
+    """Seconds that a node waits for the others, at the start and after one was lost."""
+    cluster_key_file: str | None = None
     device: Device = "auto"
     dtype: DType = "auto"
     max_model_len: int | None = None
@@ -98,6 +111,48 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     dp_size: int = 1
 
 
+class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one machine of several is told: its agent, and on node 0 the engine core too."""
+
+    nnodes: int
+    node_rank: int
+    ranks_per_node: int
+    """Of one engine core: node k runs ranks ``k * ranks_per_node`` up to the next node's."""
+    master_addr: str
+    """As given by the user; on node 0 a literal of its own."""
+    master_port: int = MASTER_PORT
+    iface: str = ""
+    """Given, or on node 0 that of its address; empty on the others: the one that routes to the master."""
+    address: str = ""
+    """This machine's literal on `iface`, with a zone if link-local; empty: found by the agent with `iface`."""
+    local_endpoint: str = ""
+    """``ipc://…`` in the run directory: node 0's agent listens there for the engine core."""
+    join_timeout: float = 300.0
+    key: bytes = b""
+    """The cluster key's content; empty: none, everybody who can reach the port may join."""
+    agreement: dict[str, str] = {}
+    """Option → value, for all that must be the same on every node."""
+    owner: str = ""
+    """This node's supervisor (its launch id): tells a restarted agent from a second node with the same rank."""
+    restart: bool = True
+    """False: whoever loses a peer ends (exit 69)."""
+    silence_limit: float = 10.0
+    """Seconds without a heartbeat after which a node counts as lost."""
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a node agent is told. Its workers (none on node 0) are `ProcessSpec.children` of its own spec."""
+
+    nodes: NodeSettings
+    world_size: int = 1
+    ring_bytes: int = RING_BYTES
+    ready_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
+    watchdog_timeout: float = 0.0
+    generation: int = 0
+    """Lives of this agent: not the group's generation, which node 0 says."""
+
+
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that one worker is told. Handed to the worker class's constructor; also used by `uni` in process."""
 
@@ -132,6 +187,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     generation: int = 0
     """The core's life that this worker belongs to (set by the executor)."""
+    awaits_group: bool = False
+    """Several nodes: rendezvous and generation come by the handover ``group``, once all nodes have joined."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +213,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a rank may be in one call; 0: no limit."""
     generation: int = 0
     """Counts the lives of this core; every message carries it, older ones are dropped."""
+    nodes: NodeSettings | None = None
+    """None: one machine."""
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):

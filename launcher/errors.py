@@ -11,6 +11,7 @@ class                  exit  what to do
 `DeadlineError`        1     a wait passed its deadline; the message names who was awaited
 `PeerDiedError`        1     the other end of a queue or pipe is gone: broken by the world
 `ClosedError`          1     the object was closed by us: a bug in the caller, or an orderly stop
+`NodeLostError`        69    look at the other node: it is gone, silent, or cannot be reached
 `EngineDeadError`      1     wait for the engine core to come back: it is gone, or not up yet
 `PoisonError`          1     do not send the request again: the engine core dies of it
 `RemoteError`          1     a method raised on a worker; carries the remote traceback
@@ -84,6 +85,12 @@ class PeerDiedError(XserveError):
         self.pid = pid
 
 
+class NodeLostError(PeerDiedError):
+    """Another node is gone, silent or out of reach; the message names it, its address and when it was last heard."""
+
+    exit_code = 69
+
+
 class EngineDeadError(PeerDiedError):
     """The engine core is gone, or not up yet: the request was not served to its end."""
 
@@ -139,6 +146,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The lifecycle step it was in."""
     rank: int | None = None
     node: int = 0
+    host: str = ""
+    """Of a failure on another node."""
     pid: int | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -148,6 +157,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Monotonic seconds, on the node where it happened."""
     permanent: bool = False
     """True: the same start would fail again for the same reason (usage, model missing); never retried."""
+    node_lost: bool = False
+    """A peer node is gone or cannot be reached: exit 69, or a wait for its return."""
 
 
 class ChildFailedError(XserveError):
@@ -159,6 +170,8 @@ class ChildFailedError(XserveError):
         self.follow_ons = follow_ons
         if cause.permanent:
             self.exit_code = 2
+        elif cause.node_lost:
+            self.exit_code = NodeLostError.exit_code
 
 
 def describe(failure: Failure) -> str:
@@ -166,6 +179,8 @@ def describe(failure: Failure) -> str:
     who = failure.title
     if failure.rank is not None:
         who = f"rank {failure.rank} ({failure.title})"
+    if failure.host:
+        who += f" on node {failure.node} ({failure.host})"
     pid = f", pid {failure.pid}" if failure.pid else ""
     step = f", step {failure.step}" if failure.step else ""
     return f"{who}{pid}{step}: {failure.headline}"

@@ -6,7 +6,15 @@ import os
 import traceback
 
 from launcher import clock
-from launcher.errors import ChildFailedError, Failure, FailureKind, RemoteError, XserveError, is_peer_loss
+from launcher.errors import (
+    ChildFailedError,
+    Failure,
+    FailureKind,
+    NodeLostError,
+    RemoteError,
+    XserveError,
+    is_peer_loss,
+)
 from launcher.process.spec import ProcessSpec
 
 _MAX_TRACEBACK = 48 * 1024
@@ -31,6 +39,7 @@ def failure_of_exception(error: BaseException, spec: ProcessSpec, step: str) -> 
         traceback=trace[-_MAX_TRACEBACK:],
         at=clock.now(),
         permanent=isinstance(error, XserveError) and error.exit_code == 2,
+        node_lost=isinstance(error, NodeLostError),
     )
 
 

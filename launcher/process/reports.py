@@ -1,7 +1,7 @@
 """Messages between a child and its parent (and, mirrored, the supervisor) over the channel. No I/O here.
 
 Up (child → parent): `Born`, `StepReport`, `ReadyReport`, `FailureReport`, `Hang`, `Pong`, `ChildStarted`, `ChildGone`,
-`Drained`, `Goodbye`.
+`Drained`, `Leave`, `Goodbye`.
 Down (parent → child): `Birth` first, then `Handover`, `TreeState`, `Drain`, `Stop`, `Ping`; to the helper `Fork`,
 `Guard`, `Unguard`.
 EOF in either direction = the process at the other end is gone.
@@ -24,6 +24,7 @@ class Step(StrEnum):
     SPAWNED = "spawned"
     FDS_CLOSED = "foreign fds closed"
     WATCHING = "watching parent"
+    JOIN = "waiting for the other nodes"
     IMPORT = "import"
     DEVICE = "device"
     GROUPS = "groups"
@@ -76,6 +77,12 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     """The sender's main loop turns: the answer to `Ping`."""
 
     number: int
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """The group of nodes was ended in order (by node 0): this node's tree is to stop as well, exit 0."""
+
+    reason: str
 
 
 class ChildStarted(msgspec.Struct, frozen=True, tag=True):
@@ -182,5 +189,7 @@ class Unguard(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-UpMessage = StepReport | ReadyReport | FailureReport | ChildStarted | ChildGone | Born | Hang | Pong | Drained | Goodbye
+UpMessage = (
+    StepReport | ReadyReport | FailureReport | ChildStarted | ChildGone | Born | Hang | Pong | Drained | Goodbye | Leave
+)
 DownMessage = Birth | Handover | TreeState | Drain | Stop | Ping | Fork | Guard | Unguard
