@@ -96,11 +96,11 @@ class EngineDeadError(PeerDiedError):
 
 
 class PoisonError(XserveError):
-    """The request was given up: its engine core died of it, at last with nothing else running. `deaths`: how often."""
+    """The request was given up: its engine core died of it, twice with nothing else running. `deaths`: how often."""
 
     def __init__(self, deaths: int) -> None:
         super().__init__(
-            f"the engine core died {deaths} times while it worked on this request, the last time on it alone; "
+            f"the engine core died {deaths} times while it worked on this request, the last two times on it alone; "
             "the request was given up, do not send it again"
         )
         self.deaths = deaths

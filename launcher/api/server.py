@@ -186,8 +186,9 @@ class _Server:
     def _expect_engines(self, state: str, phase: str) -> None:
         """With restarts, requests wait for an engine that is gone until the tree says that none comes back."""
         if self._settings.restart:
+            what = "has failed" if state == "failed" else f"is {state}"
             for client in self._clients:
-                client.keep_requests(state not in WITHOUT_RETURN, f"the server is {state}: {phase or state}")
+                client.keep_requests(state not in WITHOUT_RETURN, f"the server {what}: {phase or state}")
 
     def _start_drain(self, budget: float) -> None:
         self._state.gate.feed("drain", "draining")

@@ -18,11 +18,21 @@ event             away                 up                                     le
 
 **Judging** at the start of a new life: every request that was present at the end of the one before has a death more.
 From `SUSPECT_AFTER` deaths on it is a *suspect*. While there is one, suspects are sent one at a time, and nothing else:
-those with the most deaths first, then those that had got the fewest tokens in between, then the oldest. A suspect whose
-core dies is *convicted* (`Fail`) when it had not got a token in that life, or when it is the second time: one that did
-get on may have been hit by something else, and a real poison comes to the same place again. Of the deaths that a
-convict was present at, at most one is still held against anybody else: the others go on together, and should there be
-another poison among them, it shows with the next death.
+those with the most deaths first, then those that had got the fewest tokens in between, then the oldest. So one whose
+core dies during its trial is tried again at once, and when the core dies then, too, it is *convicted* (`Fail`): after
+`CONVICTED_AFTER` deaths that it had to itself. Of the deaths that a convict was present at, at most one is still held
+against anybody else: the others go on together, and should there be another poison among them, it shows with the next
+deaths.
+
+*Why two.* A blow from outside looks like poison: the kernel's out-of-memory kill is a SIGKILL like anybody's. When
+processes are killed in quick succession, one lonely death is bad luck. To be convicted, an innocent request must be hit
+by four blows in a row, the last two within the few steps that each of its trials takes. Poison in company shows itself
+by the same four deaths, which is one restart fewer than the default `--max-restarts` allows. With less (or with another
+poison at the same time) the tree may end before the verdict, and every request with it.
+
+*Why not ask how far it got.* Less than what clears (below) proves nothing: a core is ahead of what its client has
+heard, so poison, too, gets a few tokens further with each life, up to the place that kills. Nor does a death without
+any token prove guilt: a long prompt takes time, in which blows fall.
 
 **Clearing.** A request is free of all its deaths when it ends, and when it has got `CLEARED_AFTER` tokens since the
 last of them: what had to be computed when the core died, and what had been computed but not yet heard of, has been
@@ -31,7 +41,10 @@ no progress at all is the watchdog's. A suspect that is cleared while others wai
 core (`Park`), to be sent again when all are through: the next one must be alone, too.
 
 A life that ends in good order (the core said so) is no death, nor is a connection that falls and comes back to the same
-life. An engine core with several API servers: each holds trials of its own.
+life.
+
+A core with several API servers: each holds trials of its own and knows nothing of the others' requests, so *alone*
+means among its own, and the poison of one may cost an innocent suspect of another. `xserve launch` starts one.
 """
 
 from __future__ import annotations
@@ -40,6 +53,8 @@ from typing import Literal, NamedTuple
 
 SUSPECT_AFTER = 2
 """Deaths of the core."""
+CONVICTED_AFTER = 2
+"""Deaths of the core while the suspect was alone."""
 CLEARED_AFTER = 16
 """Tokens. More than a core can be ahead of what its client has read, unless the client is far behind."""
 
@@ -81,7 +96,7 @@ class _Entry:
         self.before = 0
         """Tokens between the last two of them."""
         self.alone = 0
-        """How many of them it had to itself."""
+        """In how many of them it was on trial."""
 
     def clear(self) -> None:
         self.deaths.clear()
@@ -219,7 +234,7 @@ class Replay:
             entry = self._entries[name]
             if name == trial:
                 entry.alone += 1
-                convict = name if entry.tokens == 0 or entry.alone > 1 else None
+                convict = name if entry.alone >= CONVICTED_AFTER else None
             entry.deaths.add(self.deaths)
             entry.before, entry.tokens = entry.tokens, 0
             self.watched.add(name)

@@ -299,7 +299,11 @@ class Supervisor:
             self._handle(Event.UNIT_FAILED)
             return
         self._outcome.cause, self._outcome.follow_ons = cause, others
-        self._outcome.spent = any(decision.spent for _, decision in decisions)
+        for unit, decision in decisions:
+            if decision.spent:
+                self._outcome.spent = True
+                allowed = f"{decision.number} restarts within {self._settings.restart.window:g} s"
+                self._screen.note(f"{unit.title} is not started again: {allowed} are all that --max-restarts allows")
         self._handle(Event.FAILED)
 
     def _recover(self) -> None:
@@ -395,7 +399,7 @@ class Supervisor:
     def _announce_phase(self) -> None:
         phase = self.tree.phase() if self._is_coming else str(self.state)
         if self._outcome.cause is not None:
-            phase = self._outcome.cause.headline
+            phase = self._outcome.cause.headline + (", and its restarts are used up" if self._outcome.spent else "")
         state = TreeState(state="failed" if self._outcome.cause is not None else str(self.state), phase=phase)
         if state != self._told:
             self._told = state

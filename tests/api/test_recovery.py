@@ -171,7 +171,7 @@ def test_the_poison_alone_is_refused(make_site) -> None:
     with pytest.raises(openai.InternalServerError, match=r"died \d times while it worked on this request") as refused:
         bad.result()
     assert refused.value.code == "poison_request"
-    with pytest.raises(openai.APIError, match="the last time on it alone") as cut:
+    with pytest.raises(openai.APIError, match="the last two times on it alone") as cut:
         bad_stream.result()
     assert cut.value.code == "poison_request"
     assert site.text("after") == answer("after")

@@ -1,12 +1,10 @@
-"""Every cell of the replay table, and stories of several lives."""
+"""Every cell of the replay table; the trials of suspects are `test_replay_trials`'s."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from launcher.engine.replay import CLEARED_AFTER, SUSPECT_AFTER, Action, Fail, Park, Replay, Send
+from launcher.engine.replay import CLEARED_AFTER, SUSPECT_AFTER, Action, Replay, Send
 
 
 def table(core: str, *names: str) -> Replay:
@@ -26,10 +24,6 @@ def die(replay: Replay) -> list[Action]:
     replay.leave()
     replay.down()
     return replay.up(new_life=True)
-
-
-def sent(replay: Replay, *names: str) -> list[str]:
-    return [name for name in names if name in replay and replay.is_sent(name)]
 
 
 def suspects(*names: str) -> tuple[Replay, list[Action]]:
@@ -142,182 +136,3 @@ def test_forget(core: str) -> None:
     assert replay.forget("a") == []
     die(replay)
     assert "a" not in replay.watched
-
-
-# --- suspects --------------------------------------------------------------------------------------------------------
-
-
-def test_suspects_are_sent_one_at_a_time() -> None:
-    replay, actions = suspects("a", "b", "c")
-    replay.add("new")
-    assert actions == [Send("a")]
-    assert replay.suspects == ["a", "b", "c"]
-    assert replay.forget("a") == [Send("b")], "it ended: it was not it"
-    assert replay.forget("b") == [Send("c")]
-    assert replay.forget("c") == [Send("new")]
-
-
-def test_those_with_most_deaths_and_least_progress_come_first() -> None:
-    replay = table("up", "a", "b", "c")
-    die(replay)
-    replay.add("d")
-    replay.tokens("a", 3)
-    replay.tokens("b", 1)
-    assert die(replay) == [Send("c")], "it died without a token each time"
-    assert replay.suspects == ["c", "b", "a"]
-    replay.tokens("c", 1)
-    assert die(replay) == [Send("c")], "three deaths"
-
-
-def test_one_that_dies_alone_is_failed_and_explains_the_others() -> None:
-    replay, actions = suspects("poison", "b", "c")
-    assert actions == [Send("poison")]
-    assert die(replay) == [Fail("poison", SUSPECT_AFTER + 1), Send("b"), Send("c")]
-    assert "poison" not in replay
-    assert replay.suspects == []
-    assert die(replay) == [Send("b")], "a second poison shows with the next death"
-    assert replay.suspects == ["b", "c"]
-
-
-def test_a_convict_explains_only_where_it_was() -> None:
-    replay = table("up", "old")
-    die(replay)
-    replay.add("poison")
-    assert die(replay) == [Send("old")]
-    assert replay.tokens("old", CLEARED_AFTER) == [Send("poison")]
-    assert die(replay) == [Send("poison")]
-    assert replay.suspects == ["poison"]
-    assert die(replay) == [Fail("poison", 3), Send("old")]
-    assert replay.suspects == []
-
-
-def test_what_a_convict_was_not_present_at_stays() -> None:
-    replay, _ = suspects("old", "poison")
-    replay.down()
-    assert replay.up(new_life=False) == [Send("old")]
-    replay.tokens("old", 1)
-    assert die(replay) == [Send("old")], "of three deaths the poison was at two"
-    replay.tokens("old", CLEARED_AFTER)
-    assert die(replay) == [Fail("poison", 3), Send("old")]
-    assert replay.watched == set()
-
-
-def test_one_that_gets_on_alone_is_failed_only_the_second_time() -> None:
-    replay, _ = suspects("a", "b")
-    replay.tokens("a", 1)
-    assert die(replay) == [Send("a")]
-    replay.tokens("a", 1)
-    assert die(replay) == [Fail("a", SUSPECT_AFTER + 2), Send("b")]
-    replay, _ = suspects("a")
-    replay.tokens("a", 1)
-    die(replay)
-    replay.tokens("a", CLEARED_AFTER)
-    for _ in range(SUSPECT_AFTER):
-        assert die(replay) == [Send("a")], "it begins anew"
-    replay.tokens("a", 1)
-    assert die(replay) == [Send("a")]
-
-
-def test_one_that_is_alone_by_chance_is_not_failed_before_it_is_a_suspect() -> None:
-    replay = table("up", "a")
-    for _ in range(SUSPECT_AFTER):
-        assert die(replay) == [Send("a")]
-    assert die(replay) == [Fail("a", SUSPECT_AFTER + 1)]
-
-
-def test_a_long_suspect_that_gets_on_is_parked_for_the_next() -> None:
-    replay, _ = suspects("a", "b", "c")
-    assert replay.tokens("a", CLEARED_AFTER) == [Park("a"), Send("b")]
-    assert sent(replay, "a", "b", "c") == ["b"]
-    assert replay.tokens("b", CLEARED_AFTER) == [Park("b"), Send("c")]
-    assert replay.tokens("c", CLEARED_AFTER) == [Send("a"), Send("b")], "the last one just goes on"
-    assert sent(replay, "a", "b", "c") == ["a", "b", "c"]
-
-
-def test_a_trial_that_nobody_waits_for_any_more() -> None:
-    replay, _ = suspects("a", "b")
-    assert replay.forget("a") == [Send("b")]
-    replay.add("c")
-    assert replay.forget("b") == [Send("c")]
-
-
-def test_a_suspect_that_is_not_on_trial_and_leaves() -> None:
-    replay, _ = suspects("a", "b")
-    assert replay.forget("b") == []
-    replay.add("c")
-    assert replay.tokens("a", CLEARED_AFTER) == [Send("c")]
-
-
-def test_a_trial_whose_client_left_while_the_core_was_away() -> None:
-    replay, _ = suspects("a", "b")
-    replay.down()
-    replay.forget("a")
-    assert replay.up(new_life=True) == [Send("b")]
-
-
-def test_last_words_of_a_trial_start_no_other() -> None:
-    replay, _ = suspects("a", "b")
-    replay.leave()
-    assert replay.forget("a") == []
-    assert replay.tokens("b", 1) == []
-    replay.down()
-    assert replay.up(new_life=True) == [Send("b")]
-    assert "b" in replay, "it was not there: its trial is still to come"
-
-
-def test_a_trial_goes_on_over_an_orderly_end_and_a_fallen_connection() -> None:
-    replay, _ = suspects("a", "b")
-    replay.leave(orderly=True)
-    replay.down()
-    assert replay.up(new_life=True) == [Send("a")]
-    replay.down()
-    assert replay.up(new_life=False) == [Send("a")]
-    assert die(replay) == [Fail("a", 3), Send("b")]
-
-
-@pytest.mark.parametrize("poisons", [1, 2])
-@pytest.mark.parametrize("seed", range(30))
-def test_only_the_poison_is_failed_whatever_else_happens(seed: int, poisons: int) -> None:
-    """A core that dies of some requests only, in random company: they are found in few deaths, nothing else is lost."""
-    rng = random.Random(seed)
-    replay = table("up")
-    left = {f"r{i}": rng.randint(1, 40) for i in range(rng.randint(poisons, 20))}
-    poison = set(rng.sample(list(left), poisons))
-    at_core: list[str] = []
-    failed: list[str] = []
-    deaths = 0
-
-    def carry_out(actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Send):
-                assert action.request_id not in at_core
-                at_core.append(action.request_id)
-                assert len(at_core) == 1 or not replay.suspects, "a trial is alone"
-            elif isinstance(action, Park):
-                at_core.remove(action.request_id)
-            else:
-                failed.append(action.request_id)
-                del left[action.request_id]
-
-    for name in left:
-        carry_out(replay.add(name))
-    for _ in range(10_000):
-        if not left:
-            break
-        if poison & set(at_core):
-            deaths += 1
-            at_core.clear()
-            carry_out(die(replay))
-            continue
-        assert at_core, f"nobody is served, {left} wait"
-        name = rng.choice(at_core)
-        left[name] -= 1
-        if left[name] == 0 or rng.random() < 0.02:
-            del left[name]
-            at_core.remove(name)
-            carry_out(replay.forget(name))
-        else:
-            carry_out(replay.tokens(name, 1))
-    assert not left
-    assert set(failed) == poison
-    assert deaths <= SUSPECT_AFTER - 1 + 2 * poisons
