@@ -9,7 +9,8 @@ the process that reads stays small, has one thread, and may fork.
 
 Files: `facts` (the struct and its reader), `limits` (memory, CPU quota, processes), `control_groups` (versions 1 and
 2), `numa`, `gpus`, `visible` (the variables that hide devices, as a table), `process_state` (what makes a fork of this
-process unsafe), `files` (reading the kernel's text files).
+process unsafe), `interfaces` (addresses and routes, read for a launch over several nodes only), `files` (reading the
+kernel's text files).
 """
 
 from launcher.host.facts import HostFacts, read_host
