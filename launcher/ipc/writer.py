@@ -23,7 +23,6 @@ from launcher.ipc.layout import (
     F_ARENA,
     F_BUFFERS,
     F_VIEW,
-    HOT_BYTES,
     IN_FLIGHT_BYTES,
     LAP_WORD,
     LEFT,
@@ -35,6 +34,7 @@ from launcher.ipc.layout import (
     WANTED_WORD,
     WRITTEN_WORD,
     body_plan,
+    hot_bytes,
     pack_word,
     reader_word,
 )
@@ -64,7 +64,7 @@ class QueueWriter(Endpoint):
         self._need = 0
         self._next = self._cursor
         """The cursor behind the record that is being written."""
-        self._turn = min(HOT_BYTES, handle.capacity)
+        self._turn = min(hot_bytes(0), handle.capacity)
         """Where in the data to look next whether we may go back to its start."""
         self._lap = self._next_lap = self._words[LAP_WORD]
         """A reader whose cursor is before it holds nothing, and counts as standing there."""
@@ -219,8 +219,9 @@ class QueueWriter(Endpoint):
     def _turns_back(self, at: int, size: int) -> bool:
         """Shall a record of `size` bytes go to the start of the data instead of to `at`?"""
         self._slowest = self._find_slowest()
-        back = at + size > self._capacity or (self._slowest == self._cursor and size <= at)
-        self._turn = min(HOT_BYTES if back else at + size + HOT_BYTES, self._capacity)
+        end, hot = at + size, hot_bytes(size)
+        back = end > self._capacity or (end > hot and size <= at and self._slowest == self._cursor)
+        self._turn = min(hot_bytes(0) if back else hot if end <= hot else end + hot_bytes(0), self._capacity)
         return back
 
     def _publish(self, body: int, word: int) -> None:

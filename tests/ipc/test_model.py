@@ -25,12 +25,12 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         # Small zones and limits, so that a few messages fill them.
-        self.patch.setattr("launcher.ipc.writer.HOT_BYTES", 1024)
+        self.patch.setattr("launcher.ipc.layout.HOT_BYTES", 1024)
+        self.patch.setattr("launcher.ipc.layout.HOT_RECORDS", 1)
         self.patch.setattr("launcher.ipc.writer.VIEW_BYTES", 2048)
         self.patch.setattr("launcher.ipc.writer.IN_FLIGHT_BYTES", 256 << 10)
         self.patch.setattr("launcher.ipc.arena.WARM_BYTES", 128 << 10)
         self.queue = Queue(READERS, 8192)
-        self.queue.writer._turn = 1024
         self.sent: list[Any] = []
         self.at: list[int | None] = [0] * READERS
         self.held: list[tuple[int, Any, Any]] = []

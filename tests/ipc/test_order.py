@@ -84,14 +84,14 @@ def test_writer_publishes_the_whole_record_then_looks_for_sleepers(queues: Queue
 
 def test_writer_moves_the_lap_before_it_publishes(queues: Queues) -> None:
     queue, log = queues(), no_log()
-    queue.send(bytes(100))
-    queue.receive()
-    queue.writer._turn = 200
+    while queue.writer._cursor < layout.HOT_BYTES - 1000:
+        queue.send(bytes(900))
+        queue.receive()
     record(queue.writer, log)
-    queue.send(bytes(100))
+    queue.send(bytes(1000))
     order = ["store record", "store lap", "publish", "store write cursor"]
     assert only(log, *order) == order
-    assert queue.receive() == bytes(100)
+    assert queue.receive() == bytes(1000)
 
 
 def test_writer_lends_the_region_before_it_publishes_its_place(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:

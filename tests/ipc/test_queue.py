@@ -30,11 +30,10 @@ def test_every_reader_gets_everything_once_in_order(
     steps: list[tuple[str, int]], readers: int, capacity: int, hot: int
 ) -> None:
     """Sizes from 0 to 17 rings, wrap-around, early turns, a full ring, large messages mixed with small ones."""
-    queue = Queue(readers, capacity)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("launcher.ipc.writer.HOT_BYTES", hot)
-        queue.writer._turn = min(hot, capacity)
-        check_against_a_list(queue, steps)
+        patch.setattr("launcher.ipc.layout.HOT_BYTES", hot)
+        patch.setattr("launcher.ipc.layout.HOT_RECORDS", 1)
+        check_against_a_list(Queue(readers, capacity), steps)
 
 
 def check_against_a_list(queue: Queue, steps: list[tuple[str, int]]) -> None:
@@ -97,7 +96,7 @@ def test_ordinary_traffic_stays_in_the_hot_part(queues: Queues) -> None:
         queue.send(bytes([number % 256]) * (number * 7919 % 5000))
         for index in range(2):
             assert queue.receive(index) == bytes([number % 256]) * (number * 7919 % 5000)
-    assert os.fstat(queue.ring.writer_handle()[1][0]).st_blocks * 512 < layout.HOT_BYTES + 65536
+    assert os.fstat(queue.ring.writer_handle()[1][0]).st_blocks * 512 < 2 * layout.HOT_BYTES
     sent = 0
 
     def step() -> None:
