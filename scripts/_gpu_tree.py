@@ -25,12 +25,14 @@ def environment() -> dict[str, str]:
 class Tree:
     """Up and ready once made; RuntimeError with the end of its log when it does not come up."""
 
-    def __init__(self, runtime: Path, model: Path, *arguments: str, dtype: str = "float32") -> None:
+    def __init__(
+        self, runtime: Path, model: Path, *arguments: str, dtype: str = "float32", restart: str = "never"
+    ) -> None:
         self.environment = environment() | {"XDG_RUNTIME_DIR": str(runtime)}
         log = runtime / "log"
         log.unlink(missing_ok=True)
         command = [sys.executable, "-m", "launcher.cli", "launch", "--model", str(model), "--device", "cuda"]
-        command += ["--port", str(PORT), "--dtype", dtype, "--restart", "never", *arguments]
+        command += ["--port", str(PORT), "--dtype", dtype, "--restart", restart, *arguments]
         begin = time.monotonic()
         with log.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=self.environment, cwd=ROOT)
@@ -56,6 +58,17 @@ class Tree:
         command = [sys.executable, "-m", "launcher.cli", "status", "--json"]
         done = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=True)
         return {row["title"]: int(row["pid"]) for row in json.loads(done.stdout)["processes"]}
+
+    def helper(self) -> int:
+        """Pid of the warm helper; 0: there is none. `status` does not list it: it serves nothing."""
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                name, stat = (path / "comm").read_text().strip(), (path / "stat").read_text()
+            except OSError:
+                continue
+            if name == "xs:forkserver" and int(stat.rpartition(")")[2].split()[1]) == self.process.pid:
+                return int(path.name)
+        return 0
 
     def text(self, prompt: str, tokens: int) -> str:
         body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
