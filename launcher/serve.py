@@ -154,7 +154,7 @@ def _settings(config: LaunchConfig, plan: LaunchPlan, url: str, lock_fd: int, ke
         story=keeper.story,
         keep=keeper.keep,
         lock_fd=lock_fd,
-        ready_line=f"ready: {plan.served_model_name} at {url}",
+        ready_line=f"ready: {plan.serves or f'{plan.served_model_name} at {url}'}",
     )
 
 

@@ -28,9 +28,13 @@ def normalise(arguments: Sequence[str], commands: Mapping[str, Sequence[Flag]] =
 def _flags(command: str, arguments: list[str], known: Mapping[str, Flag]) -> list[str]:
     result = []
     position = 0
+    words = [flag for flag in dict.fromkeys(known.values()) if flag.positional]
     while position < len(arguments):
         token = arguments[position]
         position += 1
+        if words and not token.startswith("-"):
+            result.append(f"{words.pop(0).name}={token}")
+            continue
         if not token.startswith("-") or token in ("-", "--"):
             raise UsageError(f"{command}: unexpected {token!r}: everything is given by flags, such as --tp 4")
         spelling, equals, value = token.partition("=")

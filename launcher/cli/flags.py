@@ -25,6 +25,8 @@ class Flag(NamedTuple):
     example: str = ""
     joint: str = ""
     """What stands between the parts of a list, for those that take one."""
+    positional: bool = False
+    """Also taken from a word without a flag."""
 
     @property
     def field(self) -> str:
@@ -78,6 +80,70 @@ LAUNCH: tuple[Flag, ...] = (
         ("-tp", "--tp-size", "--tensor-parallel-size"),
         "1",
         example="4",
+    ),
+    Flag(
+        "--nnodes",
+        "N",
+        "Machines that share the ranks: the same command on each, with its --node-rank.",
+        values.whole(1),
+        ("-n",),
+        "1",
+        example="2",
+    ),
+    Flag(
+        "--node-rank",
+        "N",
+        "Which of the machines this is: 0 to nnodes - 1; node 0 serves HTTP.",
+        values.whole(0),
+        ("-r",),
+        "0",
+        example="1",
+    ),
+    Flag(
+        "--master-addr",
+        "ADDRESS",
+        "Node 0's address or name, as the other nodes reach it; on node 0 an address of its own.",
+        values.host,
+        default="on node 0: of --iface, or of the default route",
+        example="10.0.0.1",
+    ),
+    Flag(
+        "--master-port",
+        "PORT",
+        "TCP port on node 0 at which the others join.",
+        values.whole(1, 65535),
+        default="29501",
+        example="29501",
+    ),
+    Flag(
+        "--dist-init-addr",
+        "HOST:PORT",
+        "--master-addr and --master-port in one.",
+        values.host_port,
+        example="10.0.0.1:29501",
+    ),
+    Flag(
+        "--iface",
+        "NAME",
+        "Network interface between the nodes: for xserve, gloo and NCCL alike.",
+        values.interface,
+        default="the one that leads to node 0",
+        example="eth0",
+    ),
+    Flag(
+        "--join-timeout",
+        "SECONDS",
+        "How long a node waits for the others, at the start and when one was lost.",
+        values.seconds(1),
+        default="300",
+        example="600",
+    ),
+    Flag(
+        "--cluster-key-file",
+        "FILE",
+        "Key that all nodes share (xserve keygen): without it, whoever reaches the master port can join.",
+        default="$CREDENTIALS_DIRECTORY/cluster.key, if it is there",
+        example="/etc/xserve/cluster.key",
     ),
     Flag(
         "--backend",
@@ -288,6 +354,9 @@ TIMEOUT = Flag(
     example="30",
 )
 HELP = Flag("--help", "", "Show this and exit.", aliases=("-h",), kind="switch")
+KEY_FILE = Flag(
+    "--file", "FILE", "The file to write; it must not be there yet.", example="cluster.key", positional=True
+)
 VERSION = Flag("--version", "", "Print the version and exit.", kind="switch")
 
 COMMANDS: dict[str, tuple[Flag, ...]] = {
@@ -296,14 +365,13 @@ COMMANDS: dict[str, tuple[Flag, ...]] = {
     "doctor": (*LAUNCH, JSON),
     "status": (NAME, JSON),
     "stop": (NAME, TIMEOUT),
+    "keygen": (KEY_FILE,),
 }
 """Every command with its flags; `--help` is everywhere."""
 
 LATER = frozenset(
-    # Words rather than a list of thirty strings.
-    """--pp -pp --pipeline-parallel-size --dp -dp --data-parallel-size --nnodes -n --node-rank -r --master-addr
-    --master-port --dist-init-addr --headless --api-server-count -asc
-    --enable-expert-parallel -ep --log-format --log-dir
-    --cluster-key-file --join-timeout --iface""".split()  # noqa: SIM905
+    # Words rather than a list of twenty strings.
+    """--pp -pp --pipeline-parallel-size --dp -dp --data-parallel-size --headless --api-server-count -asc
+    --enable-expert-parallel -ep --log-format --log-dir""".split()  # noqa: SIM905
 )
 """Flags that people know from elsewhere and that this version does not have: said so, instead of a wrong guess."""

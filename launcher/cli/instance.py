@@ -51,7 +51,8 @@ def stop(given: dict[str, Any]) -> int:
 def _print(found: InstanceStatus) -> None:
     from rich.table import Table
 
-    sys.stdout.write(f"{found.name}: {found.state} for {_ago(found.since)}, {found.url}\n")
+    where = f", {found.url}" if found.url else ""
+    sys.stdout.write(f"{found.name}: {found.state} for {_ago(found.since)}{where}\n")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("TITLE", "ROLE", "RANK", "PID", "PHASE", "SINCE"):
         table.add_column(name, no_wrap=True)

@@ -59,9 +59,13 @@ def _print_plan(made: LaunchPlan) -> None:
     _print_table(show.rows(made), ["title", "method"])
     for note in made.notes:
         sys.stdout.write(f"{note}\n")
-    for heading, decisions in (("DECIDED", made.decisions), ("LIMITS", made.limits), ("SETTINGS", made.settings)):
-        sys.stdout.write(f"\n{heading}\n")
-        _print_table(decisions, [], heading=False)
+    tables = {"DECIDED": made.decisions, "PORTS": made.ports, "LIMITS": made.limits, "SETTINGS": made.settings}
+    for heading, decisions in tables.items():
+        if decisions:
+            sys.stdout.write(f"\n{heading}\n")
+            _print_table(decisions, [], heading=False)
+    if made.firewall is not None:
+        sys.stdout.write(f"\nFIREWALL between the nodes: one of\n  {made.firewall.nft}\n  {made.firewall.iptables}\n")
     for titles, env in show.environments(made):
         sys.stdout.write(f"\nENVIRONMENT of {titles}\n")
         for name, value in sorted(env.items()):

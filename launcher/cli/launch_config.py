@@ -13,6 +13,8 @@ from launcher.config import LaunchConfig
 from launcher.errors import UsageError
 from launcher.logs import SECRETS
 
+_DIST_INIT_ADDR = next(flag for flag in LAUNCH if flag.field == "dist_init_addr")
+
 __all__ = ["launch_config", "read_flag"]
 
 
@@ -22,6 +24,7 @@ def launch_config(given: Given) -> LaunchConfig:
     API keys are made known to the redactor here, before anything is printed. Raises `UsageError`.
     """
     sources = find_sources(LAUNCH, given)
+    _split_master(sources)
     _check_together(sources)
     found = {flag.field: parse(flag, sources[flag.field]) for flag in LAUNCH if flag.field in sources}
     for key in _keys(found):
@@ -29,6 +32,20 @@ def launch_config(given: Given) -> LaunchConfig:
     _check_certificate(found)
     origins = {field: source.name for field, source in sources.items()}
     return msgspec.convert(found | {"origins": origins}, LaunchConfig, strict=True)
+
+
+def _split_master(sources: dict[str, Source]) -> None:
+    """--dist-init-addr is --master-addr and --master-port, from where it came."""
+    both = sources.pop("dist_init_addr", None)
+    if both is None:
+        return
+    host, port = parse(_DIST_INIT_ADDR, both)
+    for field, text in (("master_addr", host), ("master_port", str(port))):
+        other = sources.get(field)
+        if other is not None and other.strength == both.strength:
+            raise UsageError(f"{both.name} and {other.name} exclude each other: give one of them")
+        if other is None or other.strength < both.strength:
+            sources[field] = both._replace(texts=[text])
 
 
 def _check_together(sources: dict[str, Source]) -> None:

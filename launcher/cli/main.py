@@ -77,6 +77,14 @@ def stop(given: dict[str, Any]) -> int:
     return instance.stop(given)
 
 
+@command("keygen")
+def keygen(given: dict[str, Any]) -> int:
+    """Write a new key for --cluster-key-file, readable by you alone: copy it to every node."""
+    from launcher.cli import keygen as implementation
+
+    return implementation.keygen(given)
+
+
 def run() -> None:
     """The `xserve` command."""
     sys.exit(main(sys.argv[1:]))

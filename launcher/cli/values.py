@@ -157,6 +157,27 @@ def pair(value: str) -> tuple[str, str]:
     return key, rest
 
 
+def host(value: str) -> str:
+    """A name or an address, without the brackets that IPv6 may have."""
+    from launcher.nodes.addresses import check_host
+
+    return check_host(value)
+
+
+def host_port(value: str) -> tuple[str, int]:
+    """``10.0.0.1:29501``, ``[fd00::1]:29501``."""
+    from launcher.nodes.addresses import split_host_port
+
+    return split_host_port(value)
+
+
+def interface(value: str) -> str:
+    """Whether it is there is seen when the host is known."""
+    if re.fullmatch(r"[^\s/:%]{1,15}", value) is None:
+        raise UsageError("is no interface's name: give for example eth0 (ip link lists them)")
+    return value
+
+
 def secret(value: str) -> str:
     """An API key. The caller must not repeat the value in its message."""
     if not value or not all("!" <= c <= "~" for c in value):

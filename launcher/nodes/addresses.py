@@ -117,6 +117,18 @@ def zmq_endpoint(literal: str, port: int) -> str:
     return f"tcp://{host_port(literal, port)}"
 
 
+def interface_environment(iface: str, literal: str) -> dict[str, str]:
+    """Variables that have gloo and NCCL (and torch's own RPC) use the interface of `literal`, as we do."""
+    env = {
+        "GLOO_SOCKET_IFNAME": iface,
+        "NCCL_SOCKET_IFNAME": f"={iface}",  # without "=" it is the beginning of a name: eth1 would mean eth10 too
+        "TP_SOCKET_IFNAME": iface,
+    }
+    if family_of(literal) == socket.AF_INET6:
+        env["NCCL_SOCKET_FAMILY"] = "AF_INET6"  # of an interface with both it would take IPv4
+    return env
+
+
 def url_host(literal: str) -> str:
     """The host of a URL: brackets, and a zone behind ``%25`` (RFC 6874)."""
     return bracketed(literal.replace("%", "%25"))

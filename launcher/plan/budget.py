@@ -74,17 +74,30 @@ def check_kv_memory(model: Checkpoint, dtype: str, tp: int, given: int | None, m
         )
 
 
-def memory_need(model: Checkpoint, dtype: str, tp: int, given: int | None, max_model_len: int | None) -> Memory:
-    """Weights (sharded, so once in all) and the least KV cache that serves: what was given, else one sequence."""
-    weights = model.weight_bytes_as(dtype)
+def memory_need(
+    model: Checkpoint,
+    dtype: str,
+    tp: int,
+    given: int | None,
+    max_model_len: int | None,
+    *,
+    local_workers: int | None = None,
+) -> Memory:
+    """Weights (sharded, so once over all nodes) and the least KV cache that serves: what was given, else one sequence.
+
+    `local_workers`: of the `tp` ranks, those on this machine; None: all.
+    """
+    workers = tp if local_workers is None else local_workers
+    weights = model.weight_bytes_as(dtype) * workers // tp
     length = max_model_len or model.max_model_len or BLOCK_SIZE
     if given is not None:
-        kv, what = given * tp, f"{tp} x {size(given)} of KV cache"
+        kv, what = given * workers, f"{workers} x {size(given)} of KV cache"
     else:
-        kv = _blocks(length) * model.kv_bytes_per_block(dtype, tp) * tp
+        kv = _blocks(length) * model.kv_bytes_per_block(dtype, tp) * workers
         what = f"{size(kv)} of KV cache for one sequence of {length} tokens"
-    line = f"weights as {dtype} {size(weights)} + {what} = {size(weights + kv)}"
-    return Memory(weights, kv, line, model.kv_bytes_per_token(dtype, tp) * tp if given is None else 0)
+    part = f" ({workers} of {tp} ranks)" if workers != tp else ""
+    line = f"weights as {dtype}{part} {size(weights)} + {what} = {size(weights + kv)}"
+    return Memory(weights, kv, line, model.kv_bytes_per_token(dtype, tp) * workers if given is None else 0)
 
 
 def check_memory(facts: HostFacts, need: Memory) -> None:

@@ -43,10 +43,30 @@ def check_numbers(config: LaunchConfig) -> None:
         seconds = getattr(config, field)
         if not (math.isfinite(seconds) and seconds >= 0):
             raise UsageError(f"{_flag(field)} {seconds}: must be a number of seconds, 0 or more")
+    check_nodes(config)
     if not 0 <= config.port <= 65535:
         raise UsageError(f"--port {config.port}: must be within 0 … 65535 (0: any free one)")
     if config.worker_extension is not None:
         check_dotted("--worker-extension", config.worker_extension, "module:Class")
+
+
+def check_nodes(config: LaunchConfig) -> None:
+    """Refuse numbers of nodes that cannot be."""
+    nnodes, rank = config.nnodes, config.node_rank
+    if nnodes < 1:
+        raise UsageError(f"--nnodes {nnodes}: must be 1 or more")
+    if not 0 <= rank < nnodes:
+        ranks = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(nnodes, f"ranks 0 to {nnodes - 1}")
+        raise UsageError(f"--node-rank {rank}: --nnodes {nnodes} has {ranks}")
+    if config.tp % nnodes:
+        fits = [size for size in range(max(1, config.tp - nnodes), config.tp + nnodes + 1) if size % nnodes == 0]
+        raise UsageError(
+            f"--tp {config.tp} cannot be spread over --nnodes {nnodes}, as many ranks on each: use --tp {_either(fits)}"
+        )
+    if not 0 < config.master_port <= 65535:
+        raise UsageError(f"--master-port {config.master_port}: must be within 1 … 65535")
+    if not (math.isfinite(config.join_timeout) and config.join_timeout > 0):
+        raise UsageError(f"--join-timeout {config.join_timeout}: must be a number of seconds above 0")
 
 
 def choose_worker(config: LaunchConfig) -> Choice[str]:
@@ -67,8 +87,12 @@ def choose_worker(config: LaunchConfig) -> Choice[str]:
 
 
 def choose_backend(config: LaunchConfig) -> Choice[str]:
-    """``uni``, ``mp`` or ``module:Class``."""
+    """``uni``, ``mp``, ``mp-nodes`` (mp over several nodes) or ``module:Class``."""
     asked = config.backend
+    if config.nnodes > 1 and asked not in (None, "mp"):
+        raise UsageError(f"--backend {asked} runs on one machine, not on --nnodes {config.nnodes}: use --backend mp")
+    if config.nnodes > 1:
+        return Choice("mp-nodes", f"--nnodes {config.nnodes}: a process each, on every node")
     if asked is None:
         return Choice("uni" if config.tp == 1 else "mp", f"default for world size {config.tp}")
     if asked == "uni" and config.tp > 1:
@@ -94,16 +118,26 @@ def choose_device(config: LaunchConfig, facts: HostFacts, worker: str) -> Choice
         raise UsageError(f"{lack}; or say --device cpu")
     if lack:
         return Choice("cpu", lack)
-    if config.tp > max(facts.gpus, len(config.device_ids)):
-        hidden = f" ({facts.gpu_note})" if facts.gpu_note else ""
-        first = facts.gpu_entries[0] if facts.gpu_entries else "0"
-        raise UsageError(
-            f"world size {config.tp} (--tp {config.tp}) is larger than the {facts.gpus} visible GPUs{hidden}:"
-            f" use --tp {facts.gpus} or less, or --device cpu, or rehearse with several ranks on one GPU"
-            f" (--device-ids {first},{first}); --nnodes and --backend ray, which spread a launch over"
-            " machines, come with a later version"
-        )
+    if config.tp // config.nnodes > max(facts.gpus, len(config.device_ids)):
+        raise UsageError(_too_few_gpus(config, facts))
     return Choice("cuda", "--device" if config.device == "cuda" else f"{facts.gpus} GPUs visible")
+
+
+def _too_few_gpus(config: LaunchConfig, facts: HostFacts) -> str:
+    hidden = f" ({facts.gpu_note})" if facts.gpu_note else ""
+    first = facts.gpu_entries[0] if facts.gpu_entries else "0"
+    here = config.tp // config.nnodes
+    ranks = f"world size {config.tp} (--tp {config.tp})"
+    if config.nnodes > 1:
+        ranks = f"{here} ranks a node (--tp {config.tp} over --nnodes {config.nnodes})"
+        ranks += " are more" if here > 1 else " is more"
+    else:
+        ranks += " is larger"
+    return (
+        f"{ranks} than the {facts.gpus} visible GPUs{hidden}:"
+        f" use --tp {facts.gpus * config.nnodes} or less, or --device cpu, or rehearse with several ranks on one GPU"
+        f" (--device-ids {first},{first}), or spread them over machines (--nnodes)"
+    )
 
 
 def choose_dtype(config: LaunchConfig, device: str, model: Checkpoint | None) -> Choice[DType]:
@@ -172,6 +206,10 @@ def _no_cuda(facts: HostFacts) -> str:
     if facts.torch_cuda is None:
         return f"{facts.gpus} GPUs are here, but the installed torch is built without CUDA: install a CUDA build"
     return ""
+
+
+def _either(sizes: Sequence[int]) -> str:
+    return " or ".join(str(size) for size in sizes)
 
 
 def _flag(field: str) -> str:

@@ -42,8 +42,9 @@ def place_devices(config: LaunchConfig, facts: HostFacts, device: str, workers: 
         return (Device(env=env),) * workers
     names = check_ids(config, facts) or list(facts.gpu_entries) or [str(n) for n in range(facts.gpus)]
     if len(names) < workers:
+        over = f" over --nnodes {config.nnodes}" if config.nnodes > 1 else ""
         raise UsageError(
-            f"--device-ids {','.join(config.device_ids)} names {len(names)} devices, but --tp {config.tp} needs"
+            f"--device-ids {','.join(config.device_ids)} names {len(names)} devices, but --tp {config.tp}{over} needs"
             f" {workers}: name one for each worker"
         )
     names = names[:workers]

@@ -16,6 +16,9 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""gloo opens listeners even when the ranks meet in a file; beyond loopback only HTTP may be heard."""
+
 
 def base(launch_id: str, *, model_is_local: bool) -> dict[str, str]:
     """For every process of the tree."""
@@ -31,19 +34,17 @@ def engine(
     *,
     threads: int,
     method: ChildMethod,
-    one_machine: bool,
+    interface: Mapping[str, str],
     given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """For engine cores, their workers, and the helper that they are forked from. `given`: by --env, which wins."""
+    """For engine cores, their workers, and the helper that they are forked from. `interface`: which one gloo and NCCL
+    take (`interface_environment`, or `LOOPBACK` on one machine). `given`: by --env, which wins."""
     count = str(threads)
     env = {**common, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
     # OpenBLAS starts its pool when numpy is imported; a helper with a pool is not safe to fork from. Its size is
     # settled by then for the children as well, so that is what theirs says.
     env["OPENBLAS_NUM_THREADS"] = "1" if method == "forkserver" else count
-    if one_machine:
-        # gloo opens listeners even when the ranks meet in a file; beyond loopback only HTTP may be heard.
-        env["GLOO_SOCKET_IFNAME"] = "lo"
-    return {**env, **(given or {})}
+    return {**env, **interface, **(given or {})}
 
 
 def front(common: dict[str, str]) -> dict[str, str]:

@@ -83,14 +83,22 @@ def check_tls(config: LaunchConfig) -> None:
 
 def engine_address(run_dir: Path, dp: int) -> str:
     """Where an engine core listens for API servers."""
-    path = run_dir / f"core{dp}.sock"
+    return _ipc(run_dir / f"core{dp}.sock")
+
+
+def _ipc(path: Path) -> str:
     length = len(os.fsencode(path))
     if length > SOCKET_PATH_BYTES:
         raise HostError(
-            f"run directory {run_dir} is too long: {path.name} in it has {length} bytes, a Unix socket's path holds"
+            f"run directory {path.parent} is too long: {path.name} in it has {length} bytes, a Unix socket's path holds"
             f" {SOCKET_PATH_BYTES}; set XDG_RUNTIME_DIR to a shorter directory"
         )
     return f"ipc://{path}"
+
+
+def agent_address(run_dir: Path) -> str:
+    """Where node 0's agent listens for the engine core."""
+    return _ipc(run_dir / "agent.sock")
 
 
 def rendezvous(run_dir: Path, launch_id: str, dp: int, generation: int) -> str:

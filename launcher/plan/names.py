@@ -6,6 +6,7 @@ tell role and rank by itself::
     APIServer_0              xs:api0
     EngineCore_DP0           xs:core.dp0
     Worker_DP0_PP0_TP3       xs:w3.d0p0t3
+    NodeAgent_N1             xs:agent.n1
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def api_server(index: int) -> tuple[str, str]:
 
 def engine_core(dp: int) -> tuple[str, str]:
     return f"EngineCore_DP{dp}", f"xs:core.dp{dp}"
+
+
+def node_agent(node: int) -> tuple[str, str]:
+    return f"NodeAgent_N{node}", f"xs:agent.n{node}"
 
 
 def worker(rank: int, at: Coordinates) -> tuple[str, str]:

@@ -1,29 +1,42 @@
 """The process table: one `ProcessSpec` for each process, with its settings, names and environment.
 
 A launch of tensor-parallel size N is N + 2 processes: one API server, one engine core, and its N children. With the
-``uni`` executor the engine core is the one rank, and has no children.
+``uni`` executor the engine core is the one rank, and has no children. Over several nodes, node 0 has a node agent
+besides, and its share of the workers; the others have a node agent with their workers as its children.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from launcher.config import ApiSettings, EngineSettings, LaunchConfig, RankSettings, WorkerSettings, encode
+from launcher.config import (
+    AgentSettings,
+    ApiSettings,
+    EngineSettings,
+    LaunchConfig,
+    NodeSettings,
+    RankSettings,
+    WorkerSettings,
+    encode,
+)
 from launcher.errors import InternalError
 from launcher.plan import front, names
+from launcher.plan.agreement import agreement
 from launcher.plan.placement import Placement
 from launcher.plan.resolved import Files, Place, Resolved
 from launcher.process.spec import ChildMethod, ProcessSpec, Role
 
 API_TARGET = "launcher.api.server:run"
 CORE_TARGET = "launcher.engine.core_process:run"
+AGENT_TARGET = "launcher.executor.node_agent:run"
 WORKER_TARGET = "launcher.worker.main:run"
 
-Settings = ApiSettings | EngineSettings | WorkerSettings
+Settings = ApiSettings | EngineSettings | WorkerSettings | AgentSettings
 _SETTINGS: dict[Role, type[Settings]] = {
     "api_server": ApiSettings,
     "engine_core": EngineSettings,
     "worker": WorkerSettings,
+    "node_agent": AgentSettings,
 }
 _WORKERS_START: dict[ChildMethod, ChildMethod] = {
     "fork": "fork",
@@ -48,7 +61,7 @@ def api_server(config: LaunchConfig, place: Place, files: Files, made: Resolved,
         engine_addresses=(front.engine_address(place.run_dir, 0),),
         model=str(files.model) if files.model is not None else None,
         served_model_name=made.served_name.value,
-        restart=config.restart != "never" and config.max_restarts > 0,
+        restart=made.restarts,
         api_keys=files.api_keys,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
@@ -67,13 +80,16 @@ def api_server(config: LaunchConfig, place: Place, files: Files, made: Resolved,
 
 
 def of_generation(spec: ProcessSpec, generation: int) -> ProcessSpec:
-    """`spec` for its n-th life: engine cores and workers know it, and each life's ranks meet in a file of its own."""
-    if spec.role not in ("engine_core", "worker"):
+    """`spec` for its n-th life: engine cores, node agents and workers know it, and each life's ranks meet in a file of
+    its own (on several nodes at a place that is handed over)."""
+    if spec.role not in ("engine_core", "worker", "node_agent"):
         return spec
     settings = settings_of(spec)
     if isinstance(settings, EngineSettings):
         worker = _worker_of_generation(settings.worker, generation)
         settings = msgspec.structs.replace(settings, generation=generation, worker=worker)
+    elif isinstance(settings, AgentSettings):
+        settings = msgspec.structs.replace(settings, generation=generation)
     elif isinstance(settings, WorkerSettings):
         settings = _worker_of_generation(settings, generation)
     children = tuple(of_generation(child, generation) for child in spec.children)
@@ -85,15 +101,64 @@ def _worker_of_generation(settings: WorkerSettings, generation: int) -> WorkerSe
     return msgspec.structs.replace(settings, generation=generation, rendezvous=rendezvous)
 
 
+def node_settings(config: LaunchConfig, place: Place, files: Files, made: Resolved) -> NodeSettings | None:
+    """None on one machine."""
+    if made.at is None:
+        return None
+    return NodeSettings(
+        nnodes=config.nnodes,
+        node_rank=config.node_rank,
+        ranks_per_node=len(made.local_ranks),
+        master_addr=made.at.master,
+        master_port=config.master_port,
+        iface=made.at.iface,
+        address=made.at.address,
+        local_endpoint=front.agent_address(place.run_dir) if config.node_rank == 0 else "",
+        join_timeout=config.join_timeout,
+        key=files.cluster_key,
+        agreement=agreement(config, files, made),
+        owner=place.launch_id,
+        restart=made.restarts,
+    )
+
+
+def node_agent(config: LaunchConfig, place: Place, files: Files, made: Resolved, env: dict[str, str]) -> ProcessSpec:
+    """This node's agent: alone on node 0, where the workers are the engine core's; else the parent of its workers."""
+    title, comm = names.node_agent(config.node_rank)
+    nodes = node_settings(config, place, files, made)
+    assert nodes is not None
+    settings = AgentSettings(
+        nodes=nodes,
+        world_size=made.layout.world_size,
+        ring_bytes=config.ring_bytes,
+        ready_timeout=config.ready_timeout,
+        shutdown_timeout=config.shutdown_timeout,
+        watchdog_timeout=config.watchdog_timeout,
+        generation=place.generation,
+    )
+    return ProcessSpec(
+        title=title,
+        comm=comm,
+        role="node_agent",
+        target=AGENT_TARGET,
+        node=config.node_rank,
+        env=env,
+        payload=encode(settings),
+        children=_workers(config, place, files, made, env) if config.node_rank else (),
+        child_method=_WORKERS_START[made.start.value],
+        instance=place.name,
+        launch_id=place.launch_id,
+    )
+
+
 def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved, env: dict[str, str]) -> ProcessSpec:
     """Engine core 0 with its workers; `env` is for both, since the ``uni`` executor's worker lives in the core."""
     title, comm = names.engine_core(0)
-    workers = [_worker_settings(config, place, files, made, rank) for rank in range(made.layout.world_size)]
     alone = made.backend.value == "uni"
     bound = made.placements.workers[0] if alone else Placement()
     settings = EngineSettings(
         backend=made.backend.value,
-        worker=workers[0],
+        worker=_worker_settings(config, place, files, made, 0),
         dp_rank=0,
         address=front.engine_address(place.run_dir, 0),
         max_num_seqs=config.max_num_seqs,
@@ -105,8 +170,8 @@ def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved
         seed=config.seed,
         watchdog_timeout=config.watchdog_timeout,
         generation=place.generation,
+        nodes=node_settings(config, place, files, made),
     )
-    children = () if alone else tuple(_worker(place, made, env, each) for each in workers)
     return ProcessSpec(
         title=title,
         comm=comm,
@@ -116,17 +181,25 @@ def engine_core(config: LaunchConfig, place: Place, files: Files, made: Resolved
         cpus=bound.cpus,
         memory_nodes=bound.memory_nodes,
         payload=encode(settings),
-        children=children,
+        children=() if alone else _workers(config, place, files, made, env),
         child_method=_WORKERS_START[made.start.value],
         instance=place.name,
         launch_id=place.launch_id,
     )
 
 
+def _workers(
+    config: LaunchConfig, place: Place, files: Files, made: Resolved, env: dict[str, str]
+) -> tuple[ProcessSpec, ...]:
+    """Those of this machine."""
+    each = (_worker_settings(config, place, files, made, rank) for rank in made.local_ranks)
+    return tuple(_worker(place, made, env, settings) for settings in each)
+
+
 def _worker(place: Place, made: Resolved, env: dict[str, str], settings: WorkerSettings) -> ProcessSpec:
-    rank = settings.ranks.rank
+    rank, local = settings.ranks.rank, settings.ranks.local_rank
     title, comm = names.worker(rank, made.layout.coordinates(rank))
-    bound = made.placements.workers[rank]
+    bound = made.placements.workers[local]
     return ProcessSpec(
         title=title,
         early_title=names.EARLY_WORKER,
@@ -134,7 +207,8 @@ def _worker(place: Place, made: Resolved, env: dict[str, str], settings: WorkerS
         role="worker",
         target=WORKER_TARGET,
         rank=rank,
-        env=env | made.devices[rank].env,
+        node=made.config.node_rank,
+        env=env | made.devices[local].env,
         cpus=bound.cpus,
         memory_nodes=bound.memory_nodes,
         payload=encode(settings),
@@ -145,9 +219,10 @@ def _worker(place: Place, made: Resolved, env: dict[str, str], settings: WorkerS
 
 def _worker_settings(config: LaunchConfig, place: Place, files: Files, made: Resolved, rank: int) -> WorkerSettings:
     at, layout = made.layout.coordinates(rank), made.layout
+    local = made.local_ranks.index(rank)
     ranks = RankSettings(
         rank=rank,
-        local_rank=rank,
+        local_rank=local,
         world_size=layout.world_size,
         tp_rank=at.tp,
         tp_size=layout.tp,
@@ -161,11 +236,12 @@ def _worker_settings(config: LaunchConfig, place: Place, files: Files, made: Res
         worker_extension=config.worker_extension,
         worker_config=config.worker_config,
         ranks=ranks,
-        rendezvous=front.rendezvous(place.run_dir, place.launch_id, at.dp, place.generation),
+        rendezvous="" if made.at else front.rendezvous(place.run_dir, place.launch_id, at.dp, place.generation),
+        awaits_group=made.at is not None,
         model=str(files.model) if files.model is not None else None,
         device=made.device.value,
-        device_index=made.devices[rank].number,
-        device_ranks=made.devices[rank].workers,
+        device_index=made.devices[local].number,
+        device_ranks=made.devices[local].workers,
         host_collectives=any(device.workers > 1 for device in made.devices),
         dtype=made.dtype.value,
         max_model_len=config.max_model_len,
@@ -173,7 +249,7 @@ def _worker_settings(config: LaunchConfig, place: Place, files: Files, made: Res
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_cache_memory=config.kv_cache_memory,
         gpu_memory_utilization=config.gpu_memory_utilization,
-        local_world_size=layout.world_size,
+        local_world_size=len(made.local_ranks),
         num_threads=made.threads.number,
         seed=config.seed,
         generation=place.generation,

@@ -9,9 +9,11 @@ import msgspec
 
 from launcher.config import REFERENCE_WORKER, LaunchConfig
 from launcher.host import HostFacts
+from launcher.nodes.addresses import host_port
 from launcher.parallel.ranks import Layout
 from launcher.plan import budget, choices, devices, placement
 from launcher.plan.checkpoint import Checkpoint
+from launcher.plan.network import Network, choose_address
 from launcher.plan.support import is_proven
 
 _FEW_FILES = 4096
@@ -46,6 +48,12 @@ class Files(NamedTuple):
     """Variables for the workers that only an exec can give them."""
     causal_lm_types: frozenset[str] = frozenset()
     """What transformers calls causal language models; empty: it cannot be told."""
+    network: Network | None = None
+    """None: a launch on one machine, which needs none."""
+    cluster_key: bytes = b""
+    model_digest: str = ""
+    """Only for several nodes, as `torch_version`; see `launcher.plan.agreement`."""
+    torch_version: str = ""
 
 
 class Resolved:
@@ -60,9 +68,15 @@ class Resolved:
         self.dtype = choices.choose_dtype(config, self.device.value, files.checkpoint)
         self.start = choices.choose_start(config, facts, files.at_exec)
         self.layout = Layout(tp=config.tp)
-        self.devices = devices.place_devices(config, facts, self.device.value, self.layout.world_size)
+        self.restarts = config.restart != "never" and config.max_restarts > 0
+        self.at = choose_address(config, files.network) if files.network is not None else None
+        """Where this node is; None on one machine."""
+        each = self.layout.world_size // config.nnodes
+        self.local_ranks = range(config.node_rank * each, (config.node_rank + 1) * each)
+        """Ranks that run on this machine: its devices, threads and memory are for them alone."""
+        self.devices = devices.place_devices(config, facts, self.device.value, each)
         self.placements = placement.place_workers(config, facts, [device.gpu for device in self.devices])
-        self.threads = budget.thread_budget(facts, config.tp, [p.cpus for p in self.placements.workers])
+        self.threads = budget.thread_budget(facts, each, [p.cpus for p in self.placements.workers])
         self.checkpoint = files.checkpoint
         self.model_type = files.checkpoint.model_type if files.checkpoint is not None else None
         self.served_name = choices.served_name(config, self.worker.value, files.model)
@@ -79,6 +93,24 @@ class Resolved:
             Decision("memory of a worker", *self.memory()),
             Decision("NUMA", *self._numa()),
             Decision("served model name", *self.served_name),
+            *self._nodes(),
+        )
+
+    def _nodes(self) -> tuple[Decision, ...]:
+        at, config = self.at, self.config
+        if at is None:
+            return ()
+        ranks, place = self.local_ranks, f"--node-rank {config.node_rank} of --nnodes {config.nnodes}"
+        return (
+            Decision(
+                "ranks here", f"{ranks.start}-{ranks[-1]} of {config.tp}" if len(ranks) > 1 else str(ranks[0]), place
+            ),
+            Decision(
+                "master",
+                host_port(at.master, config.master_port),
+                at.origin if config.node_rank == 0 else "--master-addr",
+            ),
+            Decision("interface", at.iface or "found at the start", at.origin),
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -117,8 +149,11 @@ class Resolved:
         if self.checkpoint is None:
             return (f"{budget.size(given)} of KV cache" if given else "the worker decides"), "no model files to go by"
         length = self.config.max_model_len
-        need = budget.memory_need(self.checkpoint, self.dtype.value, self.config.tp, given, length)
-        return budget.size((need.weights + need.kv) // self.config.tp), f"at least; of all: {need.line}"
+        workers = len(self.local_ranks)
+        need = budget.memory_need(
+            self.checkpoint, self.dtype.value, self.config.tp, given, length, local_workers=workers
+        )
+        return budget.size((need.weights + need.kv) // workers), f"at least; of all here: {need.line}"
 
     def _numa(self) -> tuple[str, str]:
         asked = [field for field in ("numa_bind_cpus", "numa_bind_nodes", "numa_bind") if getattr(self.config, field)]
@@ -134,6 +169,6 @@ class Resolved:
         if self.device.value == "cuda":
             share = f"{self.config.gpu_memory_utilization:g} of each GPU, less what is in use once the model is loaded"
             return f"{share} and a step's peak", self.config.origins.get("gpu_memory_utilization", "default on CUDA")
-        ranks = f", shared by {self.config.tp} ranks" if self.config.tp > 1 else ""
+        ranks = f", shared by {len(self.local_ranks)} ranks" if len(self.local_ranks) > 1 else ""
         free = f"{budget.size(self.facts.memory_free)} now ({self.facts.memory_origin})"
         return f"half of what is free once the model is loaded{ranks}", f"default on CPU; free are {free}"

@@ -6,18 +6,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from launcher.config import ApiSettings, EngineSettings, WorkerSettings
+from launcher.config import AgentSettings, ApiSettings, EngineSettings, WorkerSettings
 from launcher.host.files import shown_list
 from launcher.host.visible import CUDA
+from launcher.nodes.addresses import host_port
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.processes import settings_of
+from launcher.plan.processes import Settings, settings_of
 from launcher.plan.settings import HIDDEN, without_secrets
-from launcher.process.spec import ChildMethod, ProcessSpec
+from launcher.process.spec import ChildMethod, ProcessSpec, comes_by_exec
 
 __all__ = ["HIDDEN", "Row", "environments", "redacted", "rows", "to_json"]
 
 
-_API_WHY = "it answers from the first second on, and has no use for what the helper imports"
+_EXEC_WHY = "it is wanted from the first second on, and has no use for what the helper imports"
 
 
 class Row(NamedTuple):
@@ -62,7 +63,7 @@ def to_json(plan: LaunchPlan) -> dict[str, Any]:
         shown["helper"]["env"] = without_secrets(plan.helper.env)
     why = next((decision.origin for decision in plan.decisions if decision.name == "start method"), "")
     shown["processes"] = [
-        _process(spec, plan.method_of(spec), _API_WHY if spec.role == "api_server" else why) for spec in plan.processes
+        _process(spec, plan.method_of(spec), _EXEC_WHY if comes_by_exec(spec) else why) for spec in plan.processes
     ]
     return shown
 
@@ -76,18 +77,24 @@ def _process(spec: ProcessSpec, method: ChildMethod, why: str) -> dict[str, Any]
     shown["env"] = without_secrets(spec.env)
     shown["settings"] = redacted(settings_of(spec))
     shown["children"] = [
-        _process(child, spec.child_method, "its engine core forks before it has a thread" if forks else why)
+        _process(
+            child,
+            spec.child_method,
+            f"its {spec.role.replace('_', ' ')} forks before it has a thread" if forks else why,
+        )
         for child in spec.children
     ]
     return shown
 
 
-def redacted(settings: ApiSettings | EngineSettings | WorkerSettings) -> dict[str, Any]:
-    """Settings as plain data. API keys, and worker options whose name sounds like a secret, are hidden."""
+def redacted(settings: Settings) -> dict[str, Any]:
+    """Settings as plain data. Keys, and worker options whose name sounds like a secret, are hidden."""
     shown: dict[str, Any] = msgspec.to_builtins(settings)
     for holder in (shown, shown.get("worker")):
         if isinstance(holder, dict) and "worker_config" in holder:
             holder["worker_config"] = without_secrets(holder["worker_config"])
+    if nodes := shown.get("nodes"):
+        nodes["key"] = HIDDEN if nodes["key"] else ""
     if "api_keys" in shown:
         shown["api_keys"] = [HIDDEN for _ in shown["api_keys"]]
     return shown
@@ -102,6 +109,9 @@ def _row(plan: LaunchPlan, spec: ProcessSpec, parent: str, method: ChildMethod) 
         listens = settings.address
         if not spec.children:
             device, threads = _device(spec, settings.worker), str(settings.worker.num_threads)
+    elif isinstance(settings, AgentSettings):
+        nodes = settings.nodes
+        listens = host_port(nodes.master_addr, nodes.master_port) if nodes.node_rank == 0 else ""
     else:
         device, threads = _device(spec, settings), str(settings.num_threads)
     works = isinstance(settings, WorkerSettings) or (isinstance(settings, EngineSettings) and not spec.children)

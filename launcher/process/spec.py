@@ -41,5 +41,11 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     launch_id: str = ""
 
 
+def comes_by_exec(spec: ProcessSpec) -> bool:
+    """Whether the supervisor starts it by spawn, however engine cores are started: it has no use for what the helper
+    has imported, and is wanted at once."""
+    return spec.role == "api_server" or (spec.role == "node_agent" and not spec.children)
+
+
 LAUNCH_ID_VARIABLE = "XSERVE_LAUNCH_ID"
 """In the environment of every process of a launch, so that a descendant that made its own session is found."""

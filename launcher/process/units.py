@@ -16,7 +16,7 @@ from launcher.clock import Deadline
 from launcher.process.nursery import Child
 from launcher.process.reports import Step
 from launcher.process.restart import Budget, RestartSettings
-from launcher.process.spec import LAUNCH_ID_VARIABLE, ChildMethod, ProcessSpec
+from launcher.process.spec import LAUNCH_ID_VARIABLE, ChildMethod, ProcessSpec, comes_by_exec
 from launcher.process.stop import StopSequence
 
 _REAP_LIMIT = 5.0
@@ -65,8 +65,8 @@ class Unit:
         return helper_ready or self.method(method) != "forkserver"
 
     def method(self, method: ChildMethod) -> ChildMethod:
-        """API servers come by exec: they have no use for what the helper has imported, and start at once."""
-        return "spawn" if self.spec.role == "api_server" else method
+        """Some come by exec whatever the method is: they start at once."""
+        return "spawn" if comes_by_exec(self.spec) else method
 
     @property
     def is_ready(self) -> bool:

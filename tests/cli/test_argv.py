@@ -48,7 +48,7 @@ def test_each_flag_is_known_by_each_of_its_spellings(command: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "no command given: say one of launch, plan, doctor, status, stop"),
+        ([], "no command given: say one of launch, plan, doctor, status, stop, keygen"),
         (["lauch"], "unknown command 'lauch': did you mean launch?"),
         (["x"], "unknown command 'x' ("),
         (["--verzion"], "unknown flag --verzion: did you mean --version?"),

@@ -150,8 +150,8 @@ def test_device(device: Any, tp: int, facts: HostFacts, worker: str, expected: s
         # Set by mistake or not: a model of many GPUs shall not come up on the CPU without a word.
         ("auto", 1, HIDDEN, ["hides all 8 GPUs", "--device cpu"]),
         ("cuda", 1, gpu_machine(torch_cuda=None), ["built without CUDA"]),
-        ("cuda", 9, gpu_machine(), ["world size 9", "8 visible GPUs", "--nnodes", "--backend ray", "--device cpu"]),
-        ("auto", 9, gpu_machine(), ["world size 9", "--nnodes", "--backend ray", "--device cpu"]),
+        ("cuda", 9, gpu_machine(), ["world size 9", "8 visible GPUs", "--nnodes", "--device cpu"]),
+        ("auto", 9, gpu_machine(), ["world size 9", "--nnodes", "--device cpu"]),
         ("auto", 2, gpu_machine(1, gpus_present=8, gpu_note="CUDA_VISIBLE_DEVICES…"), ["CUDA_VISIBLE_DEVICES…"]),
     ],
 )
