@@ -171,6 +171,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Workers of ours on that device, this one included."""
     host_collectives: bool = False
     """Groups meet in host memory: some of the ranks share a device, which NCCL refuses. The same on all ranks."""
+    group_timeout: float = 600.0
+    """Seconds that a rank waits for the others, at the rendezvous and in a collective. Longer than the limits of ours,
+    which name who is late."""
     dtype: DType = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64

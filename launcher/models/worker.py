@@ -67,7 +67,14 @@ class TransformersWorker(Worker):
             self.device = torch.device("cuda", settings.device_index)
             torch.cuda.set_device(self.device)
         layout = Layout(tp=ranks.tp_size)
-        self.groups = join(settings.rendezvous, layout, ranks.tp_rank, self.device, via_host=settings.host_collectives)
+        self.groups = join(
+            settings.rendezvous,
+            layout,
+            ranks.tp_rank,
+            self.device,
+            settings.group_timeout,
+            via_host=settings.host_collectives,
+        )
         self._communicator = self.groups.communicator("tp")
         self._communicator.on_wait = lambda waiting: self.waits(waiting)
         # Handles and workspaces of the matrix library are made now, so that later measurements count them.

@@ -24,6 +24,7 @@ from launcher.plan import front, names
 from launcher.plan.agreement import agreement
 from launcher.plan.placement import Placement
 from launcher.plan.resolved import Files, Place, Resolved
+from launcher.plan.settings import group_timeout
 from launcher.process.spec import ChildMethod, ProcessSpec, Role
 
 API_TARGET = "launcher.api.server:run"
@@ -243,6 +244,7 @@ def _worker_settings(config: LaunchConfig, place: Place, files: Files, made: Res
         device_index=made.devices[local].number,
         device_ranks=made.devices[local].workers,
         host_collectives=any(device.workers > 1 for device in made.devices),
+        group_timeout=group_timeout(config),
         dtype=made.dtype.value,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,

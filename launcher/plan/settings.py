@@ -15,6 +15,9 @@ from launcher.plan.resolved import Decision
 HIDDEN = "***"
 SECRET_ENDINGS = ("key", "token", "secret", "password", "credential", "credentials")
 """Of a name: ``hf_token`` is hidden, ``max_tokens`` and ``TOKENIZERS_PARALLELISM`` are not."""
+_MARGIN = 60.0
+_A_DAY = 86_400.0
+"""Seconds; as good as no limit."""
 
 
 def without_secrets(values: dict[str, str]) -> dict[str, str]:
@@ -45,6 +48,12 @@ def _shown(name: str, value: Any) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def group_timeout(config: LaunchConfig) -> float:
+    """For the timers of the libraries that ranks talk through. They can't tell who is late, so ours are to fire first;
+    where a hang is not to end anything, nor are they."""
+    return max(config.ready_timeout, config.watchdog_timeout or _A_DAY) + _MARGIN
+
+
 def limits(config: LaunchConfig, facts: HostFacts) -> tuple[Decision, ...]:
     """What can end or bound something, ours and the system's."""
 
@@ -56,6 +65,7 @@ def limits(config: LaunchConfig, facts: HostFacts) -> tuple[Decision, ...]:
         Decision("start without progress", f"{config.ready_timeout:g} s", f"--ready-timeout, {ours('ready_timeout')}"),
         Decision("stop", f"{config.shutdown_timeout:g} s", f"--shutdown-timeout, {ours('shutdown_timeout')}"),
         Decision("no answer", f"{config.watchdog_timeout:g} s", f"--watchdog-timeout, {ours('watchdog_timeout')}"),
+        Decision("a collective", f"{group_timeout(config):g} s", "after the two limits that name who is late"),
         Decision(
             "restarts",
             f"{config.max_restarts} in {config.restart_window:g} s" if config.restart != "never" else "none",
