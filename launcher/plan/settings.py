@@ -15,9 +15,9 @@ from launcher.plan.resolved import Decision
 HIDDEN = "***"
 SECRET_ENDINGS = ("key", "token", "secret", "password", "credential", "credentials")
 """Of a name: ``hf_token`` is hidden, ``max_tokens`` and ``TOKENIZERS_PARALLELISM`` are not."""
-_MARGIN = 60.0
+_LEAST, _MARGIN = 600.0, 60.0
 _A_DAY = 86_400.0
-"""Seconds; as good as no limit."""
+"""As good as no limit."""
 
 
 def without_secrets(values: dict[str, str]) -> dict[str, str]:
@@ -51,7 +51,7 @@ def _shown(name: str, value: Any) -> str:
 def group_timeout(config: LaunchConfig) -> float:
     """For the timers of the libraries that ranks talk through. They can't tell who is late, so ours are to fire first;
     where a hang is not to end anything, nor are they."""
-    return max(config.ready_timeout, config.watchdog_timeout or _A_DAY) + _MARGIN
+    return max(_LEAST, config.ready_timeout, config.watchdog_timeout or _A_DAY) + _MARGIN
 
 
 def limits(config: LaunchConfig, facts: HostFacts) -> tuple[Decision, ...]:

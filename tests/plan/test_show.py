@@ -89,14 +89,15 @@ def test_every_limit_has_an_origin() -> None:
     assert all(limit.value and limit.origin for limit in made.values())
 
 
-@pytest.mark.parametrize(("ready", "watchdog", "seconds"), [(600, 30, 660), (7, 1000, 1060), (7, 0, 86460)])
+@pytest.mark.parametrize(
+    ("ready", "watchdog", "seconds"), [(600, 30, 660), (7, 30, 660), (7, 1000, 1060), (7, 0, 86460)]
+)
 def test_no_timer_of_a_library_fires_before_ours(ready: float, watchdog: float, seconds: float) -> None:
     made = plan(LaunchConfig(ready_timeout=ready, watchdog_timeout=watchdog, tp=2), facts=machine())
     assert {d.name: d for d in made.limits}["a collective"].value == f"{seconds:g} s"
     core = next(spec for spec in made.processes if spec.role == "engine_core")
-    assert [msgspec.msgpack.decode(child.payload, type=WorkerSettings).group_timeout for child in core.children] == [
-        seconds
-    ] * 2
+    told = [msgspec.msgpack.decode(child.payload, type=WorkerSettings) for child in core.children]
+    assert [each.group_timeout for each in told] == [seconds] * 2
 
 
 def test_what_is_bound_and_why_it_starts_so() -> None:
