@@ -22,6 +22,7 @@ from tests.conftest import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ["scripts/setup", "scripts/run", "scripts/test", "scripts/check", ".ci/run"]
+SCRIPTS += ["scripts/testnet", "scripts/bench_nodes", "scripts/chaos_nodes"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
