@@ -41,7 +41,9 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 def _explain(error: OSError, host: str, port: int) -> Exception:
     if error.errno == errno.EADDRINUSE:
-        return HostError(f"--port {port} is taken on {host}{_holder(port)}; choose another with --port, or 0 for any")
+        return HostError(
+            f"--port {port} is taken on {host}{port_holder(port)}; choose another with --port, or 0 for any"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
         return UsageError(f"--host {host} is no address of this machine; 127.0.0.1 or 0.0.0.0 always are")
     if error.errno == errno.EACCES:
@@ -49,7 +51,7 @@ def _explain(error: OSError, host: str, port: int) -> Exception:
     return HostError(f"cannot listen on {host} port {port}: {error.strerror or error}")
 
 
-def _holder(port: int) -> str:
+def port_holder(port: int) -> str:
     """`` by pid 123 (python -m http.server)`` where that can be read."""
     import psutil
 
