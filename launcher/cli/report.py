@@ -53,7 +53,7 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
 def failure_text(cause: Failure, follow_ons: tuple[Failure, ...] = ()) -> str:
     """The whole story of a failed launch; the last lines say who failed, how, and what to do."""
     parts = [f"xserve: because of it: {one_line(describe(one))}" for one in follow_ons]
-    if cause.traceback and not cause.permanent:  # a wrong setting has its whole story in one line
+    if cause.traceback and not (cause.permanent or cause.node_lost):  # these have their whole story in one line
         parts += ["", cause.traceback.rstrip()]
     if cause.kind in ("died", "timeout") and cause.last_output:
         parts += ["", f"last output of {cause.title}:", *(f"  {line}" for line in cause.last_output)]
@@ -68,6 +68,11 @@ def failure_text(cause: Failure, follow_ons: tuple[Failure, ...] = ()) -> str:
 
 def advise(cause: Failure) -> str:
     """What to do about it; empty when the headline says all that is known."""
+    if cause.node_lost:
+        return (
+            "look at that node: whether it is up, what its own log ends with, and whether a firewall stands between"
+            " (xserve plan prints a rule)"
+        )
     if cause.kind == "timeout":
         return "if it is slow and not stuck, give it more time with --ready-timeout"
     if cause.kind == "raised":

@@ -4,8 +4,9 @@ A tensor-parallel group dies as one: within milliseconds of the first death ever
 connection and the engine core reports a lost worker. Only one of these is worth a traceback.
 
 Order (DESIGN.md §3): a hard death that we did not cause, before an exception of a rank's own, before a limit that
-passed, before a failure that only passes on another's; then the earlier before the later. A worker that went down
-with its engine core (the kernel's parent-death signal is a SIGKILL like any other) is a follow-on of the core.
+passed, before the loss of another node (of which nobody knows more), before a failure that only passes on another's;
+then the earlier before the later (another node's counts from when it was told). A worker that went down with its engine
+core (the kernel's parent-death signal is a SIGKILL like any other) is a follow-on of the core.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Collection, Sequence
 
 from launcher.errors import Failure
 
-_WEIGHT = {"died": 0, "raised": 1, "timeout": 2, "peer_lost": 3}
+_WEIGHT = {"died": 0, "raised": 1, "timeout": 2, "peer_lost": 4}
+_NODE_LOST = 3
 
 
 def first_cause(failures: Sequence[Failure]) -> tuple[Failure, tuple[Failure, ...]]:
@@ -31,6 +33,8 @@ def first_cause(failures: Sequence[Failure]) -> tuple[Failure, tuple[Failure, ..
 def _weight(failure: Failure, dead_cores: Collection[str]) -> int:
     if dead_cores and failure.role == "worker" and failure.signal == signal.SIGKILL:
         return _WEIGHT["peer_lost"]
+    if failure.node_lost:
+        return _NODE_LOST
     return _WEIGHT[failure.kind]
 
 

@@ -25,10 +25,12 @@ from launcher.process.units import Phase, Unit, Units
 from launcher.process.wires import Output, Wires
 
 ROOT = "Supervisor"
+HEARS_OF_THE_TREE = ("api_server", "node_agent")
+"""Roles that are told the state of the tree, and that a drain begins: they speak to others outside of it."""
 
 
 class Lives:
-    """`told`: what API servers were last told of the tree; a new one is told at once."""
+    """`told`: what API servers and node agents were last told of the tree; a new one is told at once."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Lives:
         unit.started(child)
         self._tree.started(child.title, child.pid, child.start_time)
         self.helper.guard({child.pid: child.start_time})
-        if spec.role == "api_server":
+        if spec.role in HEARS_OF_THE_TREE:
             self.nursery.send(child, self._told())
 
     def _finish(self, unit: Unit) -> None:

@@ -143,7 +143,8 @@ class Handover(msgspec.Struct, frozen=True, tag=True):
 
 
 class TreeState(msgspec.Struct, frozen=True, tag=True):
-    """To API servers whenever it changes. `state`: starting, ready, draining, stopping, failed."""
+    """To API servers and node agents whenever it changes. `state`: starting, ready, recovering, draining, stopping,
+    failed."""
 
     state: str
     phase: str = ""
@@ -151,7 +152,8 @@ class TreeState(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Admit nothing more, finish what runs within `budget` seconds, then send `Drained`."""
+    """Admit nothing more, finish what runs within `budget` seconds, then send `Drained`. Goes to API servers and node
+    agents; an agent of a tree without API servers is waited for as they are, until it ends by itself."""
 
     budget: float
 

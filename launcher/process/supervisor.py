@@ -1,8 +1,9 @@
 """The supervisor: one thread, one wait for everything, a table for what is wanted (`lifecycle`).
 
-It owns the tree: it starts the helper, the API servers and the engine cores, holds every status and output line (also
-those of the workers, which are the cores' children), hears the control socket and the signals, and stops all of it
-within one budget. It imports no torch and no zmq, and it decides nothing in a signal handler.
+It owns the tree: it starts the helper, the API servers, the engine cores and the node agent, holds every status and
+output line (also those of the workers, which are the cores' or the agent's children), hears the control socket and the
+signals, and stops all of it within one budget. It imports no torch and no zmq, and it decides nothing in a signal
+handler.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import signal
 import socket
 from collections.abc import Sequence
 
+import msgspec
+
 from launcher import clock
 from launcher.clock import Deadline
+from launcher.errors import ChildFailedError, Failure
 from launcher.process import kernel, sessions
 from launcher.process.attention import Attention
 from launcher.process.child import STACK_SIGNAL
 from launcher.process.lifecycle import Action, Event, State, next_cell
-from launcher.process.lives import ROOT, Lives
+from launcher.process.lives import HEARS_OF_THE_TREE, ROOT, Lives
 from launcher.process.nursery import Child, ExitStatus
 from launcher.process.oom import OomWatch
 from launcher.process.reports import (
@@ -29,7 +33,9 @@ from launcher.process.reports import (
     DownMessage,
     Drain,
     Drained,
+    FailureReport,
     Hang,
+    Leave,
     Pong,
     ReadyReport,
     Step,
@@ -37,7 +43,7 @@ from launcher.process.reports import (
     TreeState,
     UpMessage,
 )
-from launcher.process.restart import Decision, Kind
+from launcher.process.restart import Decision, Kind, kind_of
 from launcher.process.sd_notify import Notifier
 from launcher.process.signals import SignalPipe
 from launcher.process.spec import ProcessSpec
@@ -93,6 +99,10 @@ class Supervisor:
         )
         self._sequence: StopSequence[Child] | None = None
         self._failed_units: list[tuple[Unit, Decision]] = []
+        self._blamed: set[str] = set()
+        """Who told of a failure on another node: what is to be started again is theirs."""
+        self._left: set[str] = set()
+        """Node agents whose group was ended in order: they end by themselves."""
         self._been_ready = False
         self._stop_code = 0
         """The exit code if the stop under way ends as it should."""
@@ -100,7 +110,7 @@ class Supervisor:
         self._drain_by = _NEVER
         self._drained: set[str] = set()
         self._told = TreeState(state="")
-        """What the API servers know."""
+        """What the API servers and node agents know."""
 
     # --- the loop
 
@@ -197,19 +207,42 @@ class Supervisor:
         elif isinstance(message, ChildGone):
             self._worker_gone(message)
         elif isinstance(message, Drained):
-            self._on_drained(title, message)
+            self._on_drained(title, message.cut)
+        elif isinstance(message, Leave):
+            self._on_leave(title, message.reason)
         elif isinstance(message, Pong):
             self._attention.watchdog.heard(title, clock.now())
-        elif isinstance(message, Hang) and not self._is_expected(title) and message.failure.title in self.tree.records:
+        elif isinstance(message, Hang) and not self._is_expected(title):
             record.notes = message.notes
-            self._attention.show_stacks(f"{message.failure.title} is hung")
-            self._verdict.hung(message.failure.title, message.failure)
+            self._on_hang(title, message.failure)
+        elif isinstance(message, FailureReport) and message.cause is not None and not self._is_expected(title):
+            self._on_cause(title, message.cause)
         if record.failure is not None and not self._is_expected(title):
             self._verdict.suspect()
         if changed:
             self._announce_phase()
         if isinstance(message, ReadyReport) or (isinstance(message, StepReport) and message.step is Step.SERVING):
             self._on_ready(title)
+
+    def _on_hang(self, title: str, failure: Failure) -> None:
+        where = f" on node {failure.node}" if failure.title not in self.tree.records else ""
+        self._attention.show_stacks(f"{failure.title}{where} is hung")
+        if where:
+            self._on_cause(title, failure)
+        else:
+            self._verdict.hung(failure.title, failure)
+
+    def _on_cause(self, title: str, cause: Failure) -> None:
+        """`title` fails because of `cause`. The tree has noted one of its own already."""
+        if cause.title not in self.tree.records:
+            self._blamed.add(title)
+            self._verdict.outside(msgspec.structs.replace(cause, at=clock.now()))  # clocks of nodes differ
+
+    def _on_leave(self, title: str, reason: str) -> None:
+        """Node 0 has ended the launch."""
+        self._left.add(title)
+        if self.state in (State.STARTING, State.READY, State.RECOVERING):
+            self._stop_asked(f"{reason}: stopping this node too", None, None)
 
     def _on_ready(self, title: str) -> None:
         unit = self._units.of(title)
@@ -218,11 +251,16 @@ class Supervisor:
             if self._units.all_ready():
                 self._handle(Event.ALL_READY)
 
-    def _on_drained(self, title: str, message: Drained) -> None:
+    def _on_drained(self, title: str, cut: int) -> None:
         self._drained.add(title)
-        self._outcome.cut_requests += message.cut
-        if self._drained >= {unit.title for unit in self._units if unit.spec.role == "api_server"}:
+        self._outcome.cut_requests += cut
+        if self._drained >= self._finishing():
             self._drain_by = Deadline.after(0)
+
+    def _finishing(self) -> set[str]:
+        """Who is waited for in a drain. Without API servers, the node agent: node 0 may be draining, and need us."""
+        serving = {unit.title for unit in self._units if unit.spec.role == "api_server"}
+        return serving or {unit.title for unit in self._units if unit.spec.role == "node_agent"}
 
     def _worker_gone(self, message: ChildGone) -> None:
         """An engine core has reaped a worker."""
@@ -236,6 +274,9 @@ class Supervisor:
     def _on_gone(self, child: Child) -> None:
         self._helper.unguard(child.pid)
         self.tree.gone(child.title, wanted=child.wanted)
+        unit = self._units.of(child.title)
+        if unit is not None and self._is_parting(unit):
+            self._on_drained(child.title, 0)
         if not child.wanted and child.exit is not None and not self._is_expected(child.title):
             self._verdict.died(self.tree[child.title], child.exit)
 
@@ -277,7 +318,15 @@ class Supervisor:
 
     def _is_expected(self, title: str) -> bool:
         """Whether the end of this process is no news."""
-        return self._stopping or self._units.is_ending(title)
+        if self._stopping or self._units.is_ending(title):
+            return True
+        unit = self._units.of(title)
+        return unit is not None and (unit.title in self._left or self._is_parting(unit))
+
+    def _is_parting(self, unit: Unit) -> bool:
+        """Its end is what the drain under way waits for."""
+        agent = unit.spec.role == "node_agent" and unit.title in self._finishing()
+        return agent and self.state is State.DRAINING
 
     def _sequences(self) -> list[StopSequence[Child]]:
         ending = [unit.sequence for unit in self._units if unit.phase is Phase.ENDING]
@@ -288,11 +337,10 @@ class Supervisor:
         cause, others = self._verdict.judge()
         if line := self._settings.keep(cause, others, self.tree):
             self._screen.note(line)
-        now, kind = clock.now(), Kind.SERVICE if self._been_ready else Kind.FIRST_START
-        if cause.permanent:
-            kind = Kind.PERMANENT
-        failed = [u for u in self._units if {f.title for f in (cause, *others)} & u.titles and u.phase is Phase.RUNNING]
-        decisions = [(unit, unit.budget.failed(now, kind)) for unit in failed]
+        guilty = {failure.title for failure in (cause, *others)} | self._blamed
+        self._blamed = set()
+        failed = [unit for unit in self._units if guilty & unit.titles and unit.phase is Phase.RUNNING]
+        decisions = [(unit, unit.budget.failed(clock.now(), self._kind(cause, unit))) for unit in failed]
         if decisions and all(decision.restart for _, decision in decisions) and self.state is not State.DRAINING:
             self._screen.note(self._settings.story(cause, others))
             self._failed_units = decisions
@@ -306,28 +354,39 @@ class Supervisor:
                 self._screen.note(f"{unit.title} is not started again: {allowed} are all that --max-restarts allows")
         self._handle(Event.FAILED)
 
+    def _kind(self, cause: Failure, unit: Unit) -> Kind:
+        return kind_of(
+            permanent=cause.permanent,
+            node_lost=cause.node_lost,
+            been_ready=self._been_ready,
+            joining=self.tree[unit.title].last_step is Step.JOIN,
+        )
+
     def _recover(self) -> None:
         limits = self._settings.restart
         for unit, decision in self._failed_units:
             when = f"in {decision.delay:g} s" if decision.delay else "now"
-            self._screen.note(
-                f"restarting {unit.title} {when}"
-                f" (restart {decision.number} of {limits.max_restarts} within {limits.window:g} s)"
-            )
+            counted = f"restart {decision.number} of {limits.max_restarts} within {limits.window:g} s"
+            which = counted if decision.number else "it waits for the lost node; not counted"
+            self._screen.note(f"restarting {unit.title} {when} ({which})")
             self._lives.end(unit, decision)
         self._failed_units = []
 
     def ask_to_stop(self, number: signal.Signals | None = None, budget: float | None = None) -> None:
         """A stop was asked for, by a signal or (None) over the control socket. The second one forces."""
+        self._stop_asked(f"{number.name if number else 'stop'} received: {self._stop_words()}", number, budget)
+
+    def _stop_words(self) -> str:
         if self.state is State.STARTING:
-            words = "stopping before ready"
-        elif self.state is State.RECOVERING:
-            words = "stopping; nothing is started any more"
-        elif self.state is State.READY:
-            words = f"finishing what runs, then stopping (at most {self._settings.shutdown_timeout:g} s)"
-        else:
-            words = "killing what is left"
-        self._screen.note(f"{number.name if number else 'stop'} received: {words}")
+            return "stopping before ready"
+        if self.state is State.RECOVERING:
+            return "stopping; nothing is started any more"
+        if self.state is State.READY:
+            return f"finishing what runs, then stopping (at most {self._settings.shutdown_timeout:g} s)"
+        return "killing what is left"
+
+    def _stop_asked(self, note: str, number: signal.Signals | None, budget: float | None) -> None:
+        self._screen.note(note)
         if number is not None and self.state not in (State.READY, State.RECOVERING) and not self._outcome.cause:
             self._stop_code = self._stop_code or _STOP_SIGNALS[number]
         if math.isinf(self._stop_by.at):
@@ -375,12 +434,14 @@ class Supervisor:
 
     def _begin_drain(self, budget: float) -> None:
         self._notifier.stopping()
-        self._drain_by = Deadline.after(budget + 0.5 if budget else 0)
-        self._tell_api(Drain(budget=budget))
+        waits = budget > 0 and not self._left >= self._finishing()
+        self._drain_by = Deadline.after(budget + 0.5 if waits else 0)
+        self._tell(Drain(budget=budget))
 
     def _stop(self, budget: float) -> StopSequence[Child]:
         if self._verdict.due:  # a stop that comes between a failure and its verdict must not hide it
             self._outcome.cause, self._outcome.follow_ons = self._verdict.judge()
+            self._announce_phase()  # the other nodes' agents are to hear that it failed
         self._drain_by = _NEVER
         self._notifier.stopping()
         self._screen.close()
@@ -394,7 +455,7 @@ class Supervisor:
         outcome.cut_short += [child.title for child in self._sequence.cut_short]
         outcome.exit_code = self._stop_code
         if outcome.cause is not None:
-            outcome.exit_code = 125 if outcome.spent else 2 if outcome.cause.permanent else 1
+            outcome.exit_code = 125 if outcome.spent else ChildFailedError(outcome.cause).exit_code
 
     def _announce_phase(self) -> None:
         phase = self.tree.phase() if self._is_coming else str(self.state)
@@ -404,11 +465,11 @@ class Supervisor:
         if state != self._told:
             self._told = state
             self._notifier.status(phase)
-            self._tell_api(state)
+            self._tell(state)
 
-    def _tell_api(self, message: DownMessage) -> None:
+    def _tell(self, message: DownMessage) -> None:
         for child in self._nursery.children:
-            if child.spec.role == "api_server" and not child.is_gone:
+            if child.spec.role in HEARS_OF_THE_TREE and not child.is_gone:
                 self._nursery.send(child, message)
 
     # --- end

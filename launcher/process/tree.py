@@ -51,6 +51,13 @@ class Record:
     def title(self) -> str:
         return self.spec.title
 
+    @property
+    def last_step(self) -> Step:
+        """The step it was in when it ended, or is in."""
+        if self.step is not Step.GONE:
+            return self.step
+        return Step.SERVING if self.ready else (self.progress.step if self.progress else Step.SPAWNED)
+
     def enter(self, step: Step) -> None:
         if step != self.step:
             self.step = step

@@ -14,7 +14,6 @@ from launcher.process.causes import describe_exit, first_cause
 from launcher.process.nursery import ExitStatus
 from launcher.process.oom import OomWatch
 from launcher.process.procfs import read_stat
-from launcher.process.reports import Step
 from launcher.process.tree import Record, Tree
 
 _COLLECT = 0.5
@@ -58,7 +57,7 @@ class Verdict:
         self.suspect()
 
     def outside(self, failure: Failure) -> None:
-        """A failure of somebody who is not in the tree (the helper)."""
+        """A failure of somebody who is not in the tree: the helper, a process on another node."""
         self._others.append(failure)
         self.suspect()
 
@@ -104,7 +103,7 @@ class Verdict:
             record.failure = None
         cause, follow_ons = first_cause(failures)
         if cause.kind in ("died", "timeout"):
-            cause = msgspec.structs.replace(cause, last_output=self._tail(cause.title))
+            cause = msgspec.structs.replace(cause, last_output=self._tail(cause.title) or cause.last_output)
         return cause, follow_ons
 
 
@@ -113,15 +112,12 @@ def _state(record: Record) -> str:
 
 
 def failure_of(record: Record, kind: FailureKind, headline: str) -> Failure:
-    step = record.step
-    if step is Step.GONE:
-        step = Step.SERVING if record.ready else (record.progress.step if record.progress else Step.SPAWNED)
     return Failure(
         title=record.title,
         role=record.spec.role,
         kind=kind,
         headline=headline,
-        step=step,
+        step=record.last_step,
         rank=record.spec.rank,
         node=record.spec.node,
         pid=record.pid or None,
