@@ -107,16 +107,29 @@ class PoisonError(XserveError):
 
 
 class RemoteError(XserveError):
-    """A method raised on a worker. `remote_traceback` is that process's own text; `type_name` its exception type."""
+    """A method raised on a worker. `remote_traceback` is that process's own text; `type_name` its exception type.
+
+    `host` is empty, and `node` 0, unless the worker is on another machine.
+    """
 
     def __init__(
-        self, message: str, *, type_name: str, remote_traceback: str, title: str = "", rank: int | None = None
+        self,
+        message: str,
+        *,
+        type_name: str,
+        remote_traceback: str,
+        title: str = "",
+        rank: int | None = None,
+        node: int = 0,
+        host: str = "",
     ):
         super().__init__(message)
         self.type_name = type_name
         self.remote_traceback = remote_traceback
         self.title = title
         self.rank = rank
+        self.node = node
+        self.host = host
 
     def __str__(self) -> str:
         return f"{self.args[0]}\n\nOn {self.title or f'rank {self.rank}'}:\n{self.remote_traceback}".rstrip()

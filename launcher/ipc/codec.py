@@ -33,7 +33,7 @@ BYTES_TAG = 250
 BUFFER_TAG = 251
 PLAIN_TAG = 252
 
-_EXT_CODE = 1
+EXT_CODE = 1
 _PLAIN = frozenset((type(None), bool, int, float, str))
 _BYTES = (bytes, bytearray, memoryview)
 _NOTHING: tuple[memoryview, ...] = ()
@@ -144,7 +144,7 @@ class Codec:
             self._call.out = []
         self._call.out.append(_flat(taken[1]))
         facts = msgspec.msgpack.encode((hook.package, len(self._call.out) - 1, taken[0]))
-        return msgspec.msgpack.Ext(_EXT_CODE, facts)
+        return msgspec.msgpack.Ext(EXT_CODE, facts)
 
     # --- and back ------------------------------------------------------------------------------------------------
 
@@ -166,6 +166,8 @@ class Codec:
             return bytes(head)
         if tag == BUFFER_TAG:
             package, facts = self._plain.decode(head)
+            if len(buffers) != 1:
+                raise InternalError(f"an array came with {len(buffers)} buffers")
             return hooks.make(package, facts, buffers[0])
         if tag == PICKLE_TAG and self.trusted:
             from launcher.ipc import pickling
@@ -174,9 +176,11 @@ class Codec:
         raise InternalError(f"tag {tag} is not for this codec" + ("" if self.trusted else ", which is not trusted"))
 
     def _ext_hook(self, code: int, data: memoryview) -> Any:
-        if code != _EXT_CODE:
+        if code != EXT_CODE:
             raise InternalError(f"unknown msgpack extension {code}")
         package, index, facts = msgspec.msgpack.decode(data)
+        if type(index) is not int or not 0 <= index < len(self._call.back):
+            raise InternalError(f"a message names buffer {index!r}, and {len(self._call.back)} came with it")
         return hooks.make(package, facts, self._call.back[index])
 
 

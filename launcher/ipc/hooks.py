@@ -7,6 +7,7 @@ met (so the package is there already) or arrives. So this room imports neither t
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ class BufferHook(NamedTuple):
 
 
 _MODULES = {"torch": "launcher.ipc.tensors", "numpy": "launcher.ipc.arrays"}
+PACKAGES = frozenset(_MODULES)
+"""Of the built-in hooks. What they make from facts that came over a network is checked: wrong ones are an error."""
 _hooks: dict[str, BufferHook] = {}
 _by_type: dict[type, BufferHook | None] = {}
 
@@ -47,11 +50,20 @@ def hook_for(kind: type) -> BufferHook | None:
 
 
 def make(package: str, facts: Any, buffer: Buffer) -> Any:
-    """Put together what `package`'s hook took apart."""
-    hook = _hook(package)
+    """Put together what `package`'s hook took apart. Raises whatever does not fit: the facts may be a stranger's."""
+    hook = _hook(package) if type(package) is str else None
     if hook is None:
         raise InternalError(f"a message holds an object of {package!r}, for which there is no buffer hook")
     return hook.make(facts, buffer)
+
+
+def check_shape(shape: Any, item_bytes: int, buffer: Buffer) -> tuple[int, ...]:
+    """The shape, if it is one and its items fill the buffer; ValueError if not."""
+    if type(shape) not in (list, tuple) or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"an array has the shape {shape!r}")
+    if math.prod(shape) * item_bytes != len(buffer):
+        raise ValueError(f"an array of shape {shape} with items of {item_bytes} bytes came with {len(buffer)} bytes")
+    return tuple(shape)
 
 
 def _hook(package: str) -> BufferHook | None:

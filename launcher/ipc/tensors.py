@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 
-from launcher.ipc.hooks import Buffer, BufferHook
+from launcher.ipc.hooks import Buffer, BufferHook, check_shape
+
+_DTYPES = {
+    name: dtype
+    for name, dtype in vars(torch).items()
+    if isinstance(dtype, torch.dtype)
+    and str(dtype) == f"torch.{name}"
+    and not name.startswith(("q", "bits"))
+    and not re.fullmatch(r"u?int[1-7]|float4.*", name)
+}
+"""By name, those of whole bytes."""
 
 
 def take(tensor: Any) -> tuple[Any, memoryview] | None:
@@ -15,6 +26,8 @@ def take(tensor: Any) -> tuple[Any, memoryview] | None:
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         return None
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return None
+    if str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
         return None
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     facts = (
@@ -28,7 +41,8 @@ def take(tensor: Any) -> tuple[Any, memoryview] | None:
 
 def make(facts: Any, buffer: Buffer) -> torch.Tensor:
     name, shape, requires_grad, is_parameter = facts
-    dtype = getattr(torch, name)
+    dtype = _DTYPES[name]
+    shape = check_shape(shape, dtype.itemsize, buffer)
     if not buffer:
         tensor = torch.empty(shape, dtype=dtype)
     else:

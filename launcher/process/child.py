@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import setproctitle
@@ -45,7 +45,7 @@ works in a hung C call too; not in a process that is stopped or stuck in the ker
 
 log = logging.getLogger(__name__)
 
-__all__ = ["STACK_SIGNAL", "ChildContext", "importing_main", "run_child", "will_fork"]
+__all__ = ["STACK_SIGNAL", "ChildContext", "adopt_environment", "importing_main", "run_child", "will_fork"]
 
 importing_main = ""
 """The script that this child is importing as its ``__main__`` right now: what is called meanwhile has no guard."""
@@ -172,6 +172,12 @@ def _be_born(up: channels.ChildChannel, birth: Birth, fds: list[int]) -> ChildCo
     if not will_fork(spec):
         ctx.watch_parent()
     return ctx
+
+
+def adopt_environment(variables: Mapping[str, str]) -> None:
+    """What a child learns only after its birth: the interface for collectives, above all. Before the libraries that
+    read it are used; a library that was imported before has read its own already."""
+    os.environ.update(variables)
 
 
 def will_fork(spec: ProcessSpec) -> bool:

@@ -55,6 +55,8 @@ def cause_behind(error: BaseException) -> Failure | None:
             headline=error.headline.partition(" raised ")[2] or error.headline,  # who it was stands in the fields
             step="serving",
             rank=error.rank,
+            node=error.node,
+            host=error.host,
             traceback=error.remote_traceback,
             at=clock.now(),
         )

@@ -36,8 +36,16 @@ class Loop:
     """`run` returns why it ended: ``shutdown``, ``stop`` or ``parent gone``."""
 
     def __init__(
-        self, worker: Any, rank: int, calls: QueueReader, answers: QueueWriter, mark: Mark | None = None
+        self,
+        worker: Any,
+        rank: int,
+        calls: QueueReader,
+        answers: QueueWriter,
+        mark: Mark | None = None,
+        *,
+        trusted: bool = True,
     ) -> None:
+        """`trusted`: as the codecs of the queues."""
         self._worker = worker
         self._rank = rank
         self._calls = calls
@@ -45,6 +53,7 @@ class Loop:
         self._last = 0
         """Number of the last call; they come without a gap."""
         self.mark = mark or Mark()
+        self._trusted = trusted
 
     def run(self, *, parent: Watched, stop_fd: int, stop_requested: Callable[[], bool]) -> str:
         """`stop_fd` becomes readable when `stop_requested` should be asked."""
@@ -96,7 +105,7 @@ class Loop:
     def _serve(self, call: Any) -> None:
         self.mark.begin(call.call_id)
         try:
-            reply = carry_out(self._worker, call)
+            reply = carry_out(self._worker, call, trusted=self._trusted)
         except BaseException as error:
             # Everything: a SystemExit out of a library must not end the worker without a word to the caller either.
             reply = error_reply(call.call_id, error)
