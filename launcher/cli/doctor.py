@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from launcher.cli.checks import Check, host_checks
+from launcher.cli.checks_nodes import node_checks
 from launcher.cli.instance import console_for
 from launcher.cli.launch import see_working_directory
 from launcher.cli.launch_config import launch_config
@@ -37,13 +38,15 @@ def doctor(given: dict[str, Any]) -> int:
 
 
 def launch_checks(given: dict[str, Any], facts: HostFacts) -> Iterator[Check]:
-    """The launch with these flags: its port, its plan, its model's files."""
+    """The launch with these flags: its port, its way to other nodes, its plan, its model's files."""
     try:
         config = launch_config(given)
     except UsageError as error:
         yield Check("flags", "fail", str(error), "see xserve launch --help")
         return
-    yield _port(config)
+    if config.node_rank == 0:  # nobody else serves HTTP
+        yield _port(config)
+    yield from node_checks(config, facts)
     if config.model is not None and not is_local(config.model):
         text = f"{config.model} is no directory here: the launch would ask Hugging Face for it"
         yield Check("model", "warn", text, f"hf download {config.model}")

@@ -147,8 +147,9 @@ def _given(config: LaunchConfig, network: Network, chosen: Interface | None) -> 
     mine = [(i, a) for i, a in hits if chosen is None or i.name == chosen.name]
     if not mine:
         assert chosen is not None
+        there = ", ".join(a.literal for a in chosen.addresses)
         raise UsageError(
-            f"--master-addr {given} is on {hits[0][0].name}, not on --iface {chosen.name}: change one of them"
+            f"--master-addr {given} is on {hits[0][0].name}, not on --iface {chosen.name} ({there}): change one of them"
         )
     if len({i.name for i, _ in mine}) > 1 and addresses.is_link_local(mine[0][1].literal):
         options = ", ".join(a.literal for _, a in mine)

@@ -35,11 +35,13 @@ def key_path(config: LaunchConfig) -> Path | None:
 
 def node_notes(config: LaunchConfig, at: NodeAddress, *, keyed: bool) -> tuple[str, ...]:
     """Lines for the start of the log."""
+    place, where = f"node {config.node_rank} of {config.nnodes}", host_port(at.master, config.master_port)
+    by = f" by {at.iface}" + (f", as {at.address}" if at.address else "") if at.iface else ""
     if config.node_rank:
-        where = f"node 0 at {host_port(at.master, config.master_port)}"
-        return (f"node {config.node_rank} of {config.nnodes}: joins {where}", *_warning(config, at, keyed), *at.notes)
+        return (f"{place}: joins node 0 at {where}{by}", *_warning(config, at, keyed), *at.notes)
     who = "other nodes" if config.nnodes == 2 else f"other nodes (--node-rank 1 to {config.nnodes - 1})"
-    return (f"{who}: {follower_command(config, at)}", *_warning(config, at, keyed), *at.notes)
+    here = f"{place}: the others join at {where}, interface {at.iface} ({at.origin})"
+    return (here, f"{who}: {follower_command(config, at)}", *_warning(config, at, keyed), *at.notes)
 
 
 def _warning(config: LaunchConfig, at: NodeAddress, keyed: bool) -> tuple[str, ...]:
