@@ -42,6 +42,8 @@ def split_host_port(text: str, default_port: int | None = None) -> tuple[str, in
             raise UsageError("has brackets around what is no IPv6 address: write for example [fd00::1]:29501")
     elif text.count(":") > 1:  # IPv6 without brackets: no port can be told from it
         host, colon, port = text, "", ""
+        if not is_literal(text):
+            raise UsageError("is no IP address (IPv6 has brackets before a port): write for example [fd00::1]:29501")
     elif not colon:
         host, port = text, ""
     if not colon:
