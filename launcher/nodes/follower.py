@@ -54,7 +54,7 @@ class Follower:
         self._events: list[FollowerEvent] = []
         self._number = self._heard_number = 0
         self._launch_id = ""
-        self._is_accepted = self._is_over = False
+        self._is_accepted = self._is_left = self._is_over = False
         self._group: StartGroup | None = None
         now = clock.now()
         self._missed_since, self._pumped_at = now, now
@@ -105,12 +105,13 @@ class Follower:
         return -1 if self._group is None else self._group.generation
 
     def leave(self, reason: str, failure: Failure | None = None) -> None:
-        """Tell node 0 that this node ends. Nothing is said after it."""
-        if self._is_accepted:
+        """Tell node 0 that this node ends. Nothing is said after it; `pump` goes on to give what node 0 says, so that
+        a node that is being stopped can finish what runs until its group is ended."""
+        if self._is_accepted and not self._is_left:
             self._number += 1
             rank = self._settings.node_rank
             self._line.send(encode(messages.Leaving(rank, self._incarnation, self._number, reason, failure)))
-        self._is_over, self._is_accepted, self._say_at = True, False, float("inf")
+        self._is_left = True
 
     def close(self) -> None:
         self._line.close(LAST_WORDS_MS)
@@ -118,6 +119,8 @@ class Follower:
     # --- what we say
 
     def _say(self) -> None:
+        if self._is_left:
+            return
         if self._is_accepted:
             self._number += 1
             rank = self._settings.node_rank

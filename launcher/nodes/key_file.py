@@ -32,7 +32,7 @@ def read_key(path: Path) -> bytes:
         raise UsageError(
             f"--cluster-key-file {path} cannot be read: {error.strerror}; make one with: xserve keygen {path}"
         ) from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         # Of the open file: a path can be exchanged between a look and an open.
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
@@ -41,7 +41,10 @@ def read_key(path: Path) -> bytes:
             raise UsageError(
                 f"--cluster-key-file {path} may be read by others (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
             )
-        return _parse(file.read(_MAX_FILE + 1), path)
+        content = os.read(fd, _MAX_FILE + 1)
+    finally:
+        os.close(fd)
+    return _parse(content, path)
 
 
 def _parse(content: bytes, path: Path) -> bytes:

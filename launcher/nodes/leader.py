@@ -226,7 +226,7 @@ class Leader:
     def _beat(self) -> None:
         self._number += 1
         beat = messages.LeaderBeat(self._launch_id, self._number, self._table.members)
-        for node in self._table.joined:
+        for node in self._table.known:
             self._send(node.peer, beat, node.rank)
 
     # --- what the table says

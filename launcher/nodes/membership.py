@@ -132,8 +132,8 @@ class Membership:
 
     @property
     def known(self) -> tuple[Node, ...]:
-        """Who may still hear us."""
-        return tuple(node for node in self._nodes.values() if node.state in ("joined", "silent"))
+        """Who may still hear us: also who is leaving, and finishes what runs."""
+        return tuple(node for node in self._nodes.values() if node.peer)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -280,8 +280,11 @@ class Membership:
 
     def gone(self, rank: int) -> None:
         """Its connection has closed: a hint, for the words of its loss. Its agent may be restarted in a moment."""
-        if rank in self._nodes and self._nodes[rank].state == "joined":
-            self._nodes[rank].is_cut = True
+        node = self._nodes[rank]
+        if node.state == "joined":
+            node.is_cut = True
+        elif node.state == "left":
+            node.peer = b""
 
     def tick(self, now: float) -> list[Action]:
         """At least each second."""
