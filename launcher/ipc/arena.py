@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from launcher.errors import HostError
-from launcher.ipc import segment
+from launcher.ipc import native, segment
 from launcher.ipc.extents import Extents
 from launcher.ipc.fences import Fences
 from launcher.ipc.layout import HELD, LEAVING, PAGE, RELEASED, SLOTS, WARM_BYTES, round_up, slot_at
@@ -99,14 +99,24 @@ class ArenaWriter:
         return region
 
     def fill(self, region: Region, parts: Iterable[tuple[int, memoryview]]) -> None:
-        """Copy each part to its offset within the region. From here on the sender may overwrite its own."""
+        """Copy each part to its offset within the region, or take it back. Then the sender may overwrite its own."""
+        try:
+            self._fill(region, parts)
+        except BaseException:
+            self.take_back(region)
+            raise
+
+    def _fill(self, region: Region, parts: Iterable[tuple[int, memoryview]]) -> None:
         end = region.offset + region.length
         if end <= self._touched:
             if self._map is None:
                 self._map = segment.map_shared(self._fd, WARM_BYTES)
             for at, part in parts:
                 place = region.offset + at
-                self._map[place : place + part.nbytes] = part
+                if native.MODULE is not None:
+                    native.MODULE.copy(self._map, place, part)
+                else:
+                    self._map[place : place + part.nbytes] = part
             return
         for at, part in parts:
             segment.write_at(self._fd, part, region.offset + at)

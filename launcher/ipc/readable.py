@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from launcher.clock import Deadline
+from launcher.ipc import native
 from launcher.ipc.handle import Watched
 from launcher.ipc.reader import QueueReader
-from launcher.ipc.waiting import NOBODY, SPIN_MANY_NS, Parking, Spin, park
+from launcher.ipc.waiting import NOBODY, SPIN_MANY_NS, Parking, Spin, park, sleep_ms
 
 
 class WaitResult(NamedTuple):
@@ -36,6 +37,9 @@ class WaitSet:
         self._extra = tuple(extra_fds)
         self._parking: Parking | None = None
         self._spin = Spin(SPIN_MANY_NS)
+        natives = tuple(reader.native for reader in readers if reader.native is not None)
+        self._natives = natives if native.MODULE is not None and len(natives) == len(readers) else None
+        """All readers in C, or None."""
 
     def wait(self, deadline: Deadline, first: QueueReader | None = None) -> WaitResult:
         """Sleep until a reader has something, a watched peer died, or a descriptor is readable.
@@ -44,12 +48,20 @@ class WaitSet:
         cheaper than to look at all.
         """
         woken = NOBODY
-        if not self.is_ready() and not (first.comes_within(self._spin) if first else self._spin.run(self.is_ready)):
+        if not self._comes(deadline, first):
             _, woken = park(self, self._parking or self._park(), self._spin, deadline)
         ready = [reader for reader in self._readers if reader.is_ready()]
         if ready:
             return WaitResult(ready, [], [])
         return WaitResult([], list(woken.dead), list(woken.extra))
+
+    def _comes(self, deadline: Deadline, first: QueueReader | None) -> bool:
+        """The usual wait: True once a reader has something; False: it takes long, or something else has happened."""
+        if self._natives and native.MODULE is not None:
+            epoll = -1 if self._parking is None else self._parking.fd
+            look = None if first is None else first.native
+            return bool(native.MODULE.wait(self._natives, self._spin, look, epoll, sleep_ms(deadline)))
+        return self.is_ready() or (first.comes_within(self._spin) if first else self._spin.run(self.is_ready))
 
     def _park(self) -> Parking:
         self._parking = Parking([reader.event for reader in self._readers], self._watched, self._extra)
@@ -57,7 +69,7 @@ class WaitSet:
 
     def close(self) -> None:
         """Give the descriptors back. (A later wait takes new ones.)"""
-        self._parking = None
+        self._parking = self._natives = None
 
     def is_ready(self) -> bool:
         for reader in self._readers:  # noqa: SIM110  # a generator costs more than all the looks

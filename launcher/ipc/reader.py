@@ -35,7 +35,8 @@ from launcher.ipc.layout import (
     body_parts,
     reader_word,
 )
-from launcher.ipc.waiting import Outcome, Parking, Spin, park
+from launcher.ipc.native import make_reader
+from launcher.ipc.waiting import Outcome, Parking, Spin, park, sleep_ms
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +61,8 @@ class QueueReader(Endpoint):
         self._codec = codec
         self._capacity = handle.capacity
         self._mine = reader_word(handle.index)
-        self._cursor = self._words[self._mine]
-        self._read = self._words[self._mine + 1]
-        if self._cursor == LEFT:
+        """Our cursor, and behind it the number of the next record: kept there and nowhere else."""
+        if self._words[self._mine] == LEFT:
             self._detach()
             raise InternalError(
                 f"queue {handle.name!r}: reader {handle.index} has left; the writer must admit it again"
@@ -70,6 +70,8 @@ class QueueReader(Endpoint):
         self._watched: list[Watched] = []
         self._record = _Record(self)
         self._arena = ArenaReader(self._owned.pop(0), memoryview(self._bytes), handle.readers, handle.index)
+        self.native = make_reader(self._bytes, handle, self._writer_event, codec, EMPTY)
+        """The usual case of the calls below, in C; None: there is no C."""
 
     def watch(self, peer: Watched) -> None:
         """Let the writer's death end a wait, once all that it wrote is read. The descriptor stays yours."""
@@ -79,7 +81,7 @@ class QueueReader(Endpoint):
     @property
     def sequence(self) -> int:
         """Number of the record that comes next; the ring's first is 0."""
-        return self._read
+        return self._words[self._mine + 1] if self._map is not None else 0
 
     @property
     def watched(self) -> Sequence[Watched]:
@@ -92,30 +94,40 @@ class QueueReader(Endpoint):
 
         Raises `DeadlineError`, `PeerDiedError` when a watched writer died, `ClosedError` after a shutdown.
         """
-        words, cursor, spin = self._words, self._cursor, self.spin
-        if words[CURSOR_WORD] == cursor and not (spin.budget and spin.until_moved(words, CURSOR_WORD, cursor)):
+        if (native := self.native) is not None:
+            parking = self._parking if self.warn_after is None else None
+            got = native.take(self.spin, -1 if parking is None else parking.fd, sleep_ms(deadline))
+            if got is not NotImplemented:
+                return got
+        words, cursor, spin = self._words, self._words[self._mine], self.spin
+        if words[CURSOR_WORD] == cursor and (native or not spin.until_moved(words, CURSOR_WORD, cursor)):
             self._wait(deadline)
         return self._take()
 
     def try_dequeue(self) -> Any:
         """The next message, or `EMPTY`; never blocks. Raises `ClosedError` when empty after a shutdown."""
-        if self._words[CURSOR_WORD] != self._cursor:
+        if self.native is not None and (got := self.native.take(None, -1, 0)) is not NotImplemented:
+            return got
+        words = self._words
+        if words[CURSOR_WORD] != words[self._mine]:
             return self._take()
-        if self._words[CLOSED_WORD]:
+        if words[CLOSED_WORD]:
             raise ClosedError(f"queue {self.name!r} is closed")
         return EMPTY
 
     def is_ready(self) -> bool:
         """A `dequeue` would return, or raise `ClosedError`, at once."""
-        return self._words[CURSOR_WORD] != self._cursor or bool(self._words[CLOSED_WORD])
+        words = self._words
+        return words[CURSOR_WORD] != words[self._mine] or bool(words[CLOSED_WORD])
 
     def comes_within(self, spin: Spin) -> bool:
         """Yield as long as `spin` says; whether there is a record then."""
-        return spin.until_moved(self._words, CURSOR_WORD, self._cursor)
+        return spin.until_moved(self._words, CURSOR_WORD, self._words[self._mine])
 
     def _take(self) -> Any:
-        words, cursor, fences = self._words, self._cursor, self._fences
+        words, mine, fences = self._words, self._mine, self._fences
         fences.consume()
+        cursor, read = words[mine], words[mine + 1]
         if cursor < words[LAP_WORD]:
             cursor = words[LAP_WORD]
         at = cursor % self._capacity
@@ -125,10 +137,8 @@ class QueueReader(Endpoint):
             at = 0
             word = words[DATA_AT >> 3]
         start = DATA_AT + at
-        if words[(start >> 3) + 1] != self._read:
-            raise InternalError(
-                f"queue {self.name!r}: found record {words[(start >> 3) + 1]} where {self._read} should be"
-            )
+        if words[(start >> 3) + 1] != read:
+            raise InternalError(f"queue {self.name!r}: found record {words[(start >> 3) + 1]} where {read} should be")
         length, kind = word & LENGTH_MASK, word >> TAG_SHIFT
         body = self._bytes[start + RECORD_HEADER : start + RECORD_HEADER + length]
         if kind >= F_ARENA << 8:
@@ -138,14 +148,14 @@ class QueueReader(Endpoint):
             return self._codec.decode(kind, body, ()) if kind <= 0xFF else self._decode(kind, body)
         except Exception as error:
             raise InternalError(
-                f"queue {self.name!r}: record {self._read} cannot be decoded: {type(error).__name__}: {error}"
+                f"queue {self.name!r}: record {read} cannot be decoded: {type(error).__name__}: {error}"
             ) from error
         finally:
             # Give the record's bytes back, and wake a writer that waits for them. Also after an error: a message that
             # cannot be decoded must not stop the queue.
             fences.publish()
-            words[self._mine] = self._cursor = cursor = cursor + (RECORD_HEADER + length + ALIGN - 1 & -ALIGN)
-            words[self._mine + 1] = self._read = self._read + 1
+            words[mine] = cursor = cursor + (RECORD_HEADER + length + ALIGN - 1 & -ALIGN)
+            words[mine + 1] = read + 1
             fences.full()
             wanted = words[WANTED_WORD]
             if wanted and cursor >= wanted:
@@ -155,7 +165,7 @@ class QueueReader(Endpoint):
         """Before a large message is copied, while it is not taken yet: the caller can free memory and try again."""
         flags = kind >> 8
         if flags & F_ARENA and not flags & F_VIEW:
-            segment.require_headroom(ARENA_PLACE.unpack(place)[2], f"record {self._read} of queue {self.name!r}")
+            segment.require_headroom(ARENA_PLACE.unpack(place)[2], f"record {self.sequence} of queue {self.name!r}")
 
     def _decode(self, kind: int, body: memoryview) -> Any:
         tag, flags = kind & 0xFF, kind >> 8
@@ -176,24 +186,24 @@ class QueueReader(Endpoint):
     def _wait(self, deadline: Deadline) -> None:
         """Sleep until there is a record."""
         if self._words[CLOSED_WORD] and not self._record.is_ready():
-            raise ClosedError(f"queue {self.name!r} was shut down after record {self._read}")
+            raise ClosedError(f"queue {self.name!r} was shut down after record {self.sequence}")
         outcome, woken = park(self._record, self._parking or self._park(), self.spin, deadline, self.warn_after)
         if outcome is Outcome.READY:
             return
         match outcome:
             case Outcome.CLOSED:
-                raise ClosedError(f"queue {self.name!r} was shut down after record {self._read}")
+                raise ClosedError(f"queue {self.name!r} was shut down after record {self.sequence}")
             case Outcome.DIED:
                 dead = woken.dead[0]
                 raise PeerDiedError(
-                    f"queue {self.name!r}: {describe_peer(dead, '')} died; it had written {self._read} records",
+                    f"queue {self.name!r}: {describe_peer(dead, '')} died; it had written {self.sequence} records",
                     title=dead.title,
                     rank=dead.rank,
                     pid=dead.pid,
                 )
             case _:
                 raise DeadlineError(
-                    f"queue {self.name!r}: no record {self._read} within {deadline.seconds:g} s "
+                    f"queue {self.name!r}: no record {self.sequence} within {deadline.seconds:g} s "
                     f"from {self.writer_name()}"
                 )
 
@@ -222,10 +232,10 @@ class QueueReader(Endpoint):
             self._fences.publish()
             self._words[self._mine] = LEFT
             segment.wake(self._writer_event)
-        self._parking = None
+        self._parking = self.native = None
         self._arena.close()
+        self._mine = CURSOR_WORD  # a detached end has nothing to read
         self._detach()
-        self._cursor = 0
 
 
 class _Record:
@@ -239,7 +249,8 @@ class _Record:
 
     def is_ready(self) -> bool:
         reader = self._reader
-        return reader._words[CURSOR_WORD] != reader._cursor
+        words = reader._words
+        return words[CURSOR_WORD] != words[reader._mine]
 
     def is_closed(self) -> bool:
         return bool(self._reader._words[CLOSED_WORD])
@@ -249,7 +260,7 @@ class _Record:
         reader._bytes[self._asleep] = 1
         reader._fences.full()
         words = reader._words
-        return words[CURSOR_WORD] != reader._cursor or bool(words[CLOSED_WORD])
+        return words[CURSOR_WORD] != words[reader._mine] or bool(words[CLOSED_WORD])
 
     def disarm(self) -> None:
         self._reader._bytes[self._asleep] = 0

@@ -24,6 +24,7 @@ from launcher.clock import Deadline, now
 from launcher.errors import InternalError
 from launcher.ipc.fences import RECHECK_SECONDS
 from launcher.ipc.handle import Watched
+from launcher.ipc.native import SpinFields
 
 SPIN_MAX_NS = 100_000
 SPIN_MANY_NS = 400_000
@@ -34,6 +35,7 @@ SLICE_NS = 2_000_000
 SHY_WAITS = 200
 """Then so many waits sleep at once: who wakes up is put before such a process."""
 WARN_SECONDS = 5.0
+_RECHECK_MS = -1 if RECHECK_SECONDS is None else math.ceil(1000 * RECHECK_SECONDS)
 
 
 class Outcome(Enum):
@@ -67,10 +69,10 @@ class Waitable(Protocol):
         """Called after `WARN_SECONDS`, then at doubling intervals: log who is missing."""
 
 
-class Spin:
+class Spin(SpinFields):
     """The yield phase of one endpoint."""
 
-    __slots__ = ("budget", "longest", "shy")
+    __slots__ = ()  # `SpinFields` has them
 
     def __init__(self, longest: int = SPIN_MAX_NS) -> None:
         self.longest = longest
@@ -147,12 +149,13 @@ class Parking:
     them: a duplicate is kept.
     """
 
-    __slots__ = ("_epoll", "_extra", "_kept", "_wakers", "_watched", "poll")
+    __slots__ = ("_epoll", "_extra", "_kept", "_wakers", "_watched", "fd", "poll")
 
     def __init__(self, wakers: Sequence[int], watched: Sequence[Watched] = (), extra: Sequence[int] = ()) -> None:
         self._kept: list[int] = []
         self._epoll = select.epoll()
         self.poll = self._epoll.poll
+        self.fd = self._epoll.fileno()
         self._wakers = frozenset(wakers)
         self._watched: dict[int, Watched] = {}
         self._extra: dict[int, int] = {}
@@ -242,6 +245,14 @@ def _judge(what: Waitable, woken: Woken, deadline: Deadline) -> Outcome | None:
     if woken.extra:
         return Outcome.EXTRA
     return Outcome.EXPIRED if deadline.expired else None
+
+
+def sleep_ms(deadline: Deadline) -> int:
+    """For a sleep in C, in whose stead `park` looks around afterwards; -1: for ever."""
+    if deadline.at == math.inf:
+        return _RECHECK_MS
+    left = deadline.remaining_ms()
+    return left if _RECHECK_MS < 0 else min(left, _RECHECK_MS)
 
 
 def _sleep_seconds(deadline: Deadline, late_at: float | None) -> float | None:

@@ -38,6 +38,7 @@ from launcher.ipc.layout import (
     pack_word,
     reader_word,
 )
+from launcher.ipc.native import make_writer
 from launcher.ipc.waiting import WARN_SECONDS, Outcome, Parking, wait
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,6 @@ class QueueWriter(Endpoint):
         self._codec = codec
         self._capacity = handle.capacity
         self._inline_max = handle.capacity // 4
-        self._cursor = self._words[CURSOR_WORD]
-        self._written = self._words[WRITTEN_WORD]
         self._slowest = 0
         """Never ahead of the slowest live reader: looked up again only when the ring seems full."""
         self._set_live(list(range(handle.readers)))
@@ -62,12 +61,14 @@ class QueueWriter(Endpoint):
         self._asleep_words = tuple(range(ASLEEP_AT // 8, (ASLEEP_AT + handle.readers + 7) // 8))
         self._arena = ArenaWriter(handle.name, self._arena_fd, self._bytes)
         self._need = 0
-        self._next = self._cursor
+        self._next = self._words[CURSOR_WORD]
         """The cursor behind the record that is being written."""
         self._turn = min(hot_bytes(0), handle.capacity)
         """Where in the data to look next whether we may go back to its start."""
-        self._lap = self._next_lap = self._words[LAP_WORD]
+        self._next_lap = self._words[LAP_WORD]
         """A reader whose cursor is before it holds nothing, and counts as standing there."""
+        self._native = make_writer(self._bytes, handle, self._readers_event, self._inline_max)
+        """The usual case of `enqueue` in C; None: there is no C."""
 
     # --- peers -------------------------------------------------------------------------------------------------
 
@@ -102,10 +103,10 @@ class QueueWriter(Endpoint):
         elif held := self._arena.held_by(index):
             raise UsageError(f"queue {self.name!r}: the reader {index} that left still holds {held} messages")
         word = reader_word(index)
-        self._words[word + 1] = self._written
-        self._words[word] = self._cursor
+        self._words[word + 1] = self._words[WRITTEN_WORD]
+        self._words[word] = self._words[CURSOR_WORD]
         self._set_live([*self._live, index])
-        return self._written
+        return self._words[WRITTEN_WORD]
 
     def _strike_leavers(self) -> None:
         """Those that closed their ends. What they have read they give back themselves, what they have not, never."""
@@ -129,6 +130,8 @@ class QueueWriter(Endpoint):
         `UsageError` when the codec cannot carry `obj`. After an error nothing was sent.
         """
         tag, head, buffers = self._codec.encode(obj)
+        if not buffers and self._native is not None and self._native.push(tag, head):
+            return
         if self._words[CLOSED_WORD]:
             raise ClosedError(f"queue {self.name!r} is closed")
         if buffers:
@@ -139,9 +142,10 @@ class QueueWriter(Endpoint):
             self._enqueue_large(tag, 0, length, [(0, memoryview(head))], deadline)
             return
         # `_reserve` for the usual case, in line: there is room ahead, and no reason to look at the readers.
-        at = self._cursor % self._capacity
+        cursor = self._words[CURSOR_WORD]
+        at = cursor % self._capacity
         size = (RECORD_HEADER + length + ALIGN - 1) & ~(ALIGN - 1)
-        end = self._cursor + size
+        end = cursor + size
         if at + size <= self._turn and end - self._slowest <= self._capacity:
             self._next, body = end, DATA_AT + RECORD_HEADER + at
         else:
@@ -170,11 +174,11 @@ class QueueWriter(Endpoint):
         body = self._reserve(ARENA_PLACE.size, deadline)
         if flags & F_BUFFERS and self._arena.spare_slots > VIEW_RESERVE:
             flags |= F_VIEW
-        region = self._arena.lend(length, self._live, self._next, self._written)
         try:
+            region = self._arena.lend(length, self._live, self._next, self._words[WRITTEN_WORD])
             self._arena.fill(region, parts)
         except BaseException:
-            self._arena.take_back(region)
+            self._next_lap = self._words[LAP_WORD]  # what was reserved is not used
             raise
         ARENA_PLACE.pack_into(self._bytes, body, region.slot, region.offset, length)
         self._publish(body, pack_word(ARENA_PLACE.size, tag, flags | F_ARENA))
@@ -199,28 +203,28 @@ class QueueWriter(Endpoint):
 
     def _reserve(self, length: int, deadline: Deadline) -> int:
         """Wait until a record with a body of `length` bytes fits; where its body goes. Nothing is visible yet."""
-        cursor = self._cursor
+        cursor = self._words[CURSOR_WORD]
         at = cursor % self._capacity
         size = (RECORD_HEADER + length + ALIGN - 1) & ~(ALIGN - 1)
         end = cursor + size
-        lap = self._lap
+        lap = new_lap = self._words[LAP_WORD]
         back = at + size > self._turn and self._turns_back(at, size)
         if back:
             end += self._capacity - at
             if self._slowest == cursor:
-                lap = end - size  # nobody has anything to read: no mark, and no wait
-        if lap == self._lap and end - self._slowest > self._capacity:
+                new_lap = end - size  # nobody has anything to read: no mark, and no wait
+        if new_lap == lap and end - self._slowest > self._capacity:
             self._await_readers(end - self._capacity, deadline)
-        if back and lap == self._lap:
+        if back and new_lap == lap:
             self._words[(DATA_AT + at) >> 3] = SKIP
-        self._next, self._next_lap = end, lap
+        self._next, self._next_lap = end, new_lap
         return DATA_AT + RECORD_HEADER + (0 if back else at)
 
     def _turns_back(self, at: int, size: int) -> bool:
         """Shall a record of `size` bytes go to the start of the data instead of to `at`?"""
         self._slowest = self._find_slowest()
         end, hot = at + size, hot_bytes(size)
-        back = end > self._capacity or (end > hot and size <= at and self._slowest == self._cursor)
+        back = end > self._capacity or (end > hot and size <= at and self._slowest == self._words[CURSOR_WORD])
         self._turn = min(hot_bytes(0) if back else hot if end <= hot else end + hot_bytes(0), self._capacity)
         return back
 
@@ -229,18 +233,20 @@ class QueueWriter(Endpoint):
         words = self._words
         start = (body - RECORD_HEADER) >> 3
         fences = self._fences
-        words[start + 1] = written = self._written
+        words[start + 1] = written = words[WRITTEN_WORD]
         words[start] = word
-        if self._next_lap != self._lap:
-            words[LAP_WORD] = self._lap = self._next_lap
+        if self._next_lap != words[LAP_WORD]:
+            words[LAP_WORD] = self._next_lap
         fences.publish()
-        words[CURSOR_WORD] = self._cursor = self._next
-        words[WRITTEN_WORD] = self._written = written + 1
+        words[CURSOR_WORD] = self._next
+        words[WRITTEN_WORD] = written + 1
         fences.full()
         for index in self._asleep_words:
             if words[index]:
                 self._wake_sleepers()
                 break
+        if self._native is not None:
+            self._native.turn, self._native.slowest = self._turn, self._slowest
 
     def _wake_sleepers(self) -> None:
         # The wake-up follows the clearing, so who says late that it sleeps is woken for nothing, and never not at all.
@@ -255,7 +261,7 @@ class QueueWriter(Endpoint):
         words = self._words
         slowest = min([words[word] for word in self._live_words], default=LEFT)
         # A reader that closed its end says LEFT, which is beyond any cursor.
-        return min(max(slowest, self._lap), self._cursor)
+        return min(max(slowest, words[LAP_WORD]), words[CURSOR_WORD])
 
     def _await_readers(self, position: int, deadline: Deadline) -> None:
         """Until every live reader's cursor is at `position` or beyond."""
@@ -272,7 +278,7 @@ class QueueWriter(Endpoint):
         return self._parking
 
     def _failure(self, outcome: Outcome, dead: Sequence[Watched], deadline: Deadline) -> XserveError:
-        record = f"record {self._written}"
+        record = f"record {self._words[WRITTEN_WORD]}"
         if outcome is Outcome.CLOSED:
             return ClosedError(f"queue {self.name!r} was shut down while {record} waited for room")
         if outcome is Outcome.DIED:
@@ -339,6 +345,6 @@ class QueueWriter(Endpoint):
         """Detach. Readers are not told: that is what `shutdown` is for. Idempotent."""
         if self._map is None:
             return
-        self._parking = None
+        self._parking = self._native = None
         self._arena.close()
         self._detach()

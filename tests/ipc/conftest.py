@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from launcher.clock import Deadline
-from launcher.ipc import Codec, QueueReader, QueueWriter, Ring, Watched
+from launcher.ipc import Codec, QueueReader, QueueWriter, Ring, Watched, native
 
 
 class Note(msgspec.Struct):
@@ -112,6 +112,28 @@ class Forked:
             self.reap()
         os.close(self.pidfd)
         os.close(self._out)
+
+
+_WITHOUT_QUEUES = {"test_codec", "test_extents", "test_layout", "test_bench"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What uses queues runs twice: with the hot calls in C, and in Python alone."""
+    if metafunc.module.__name__.rpartition(".")[2] not in _WITHOUT_QUEUES:
+        halves = ["python"] if metafunc.module.__name__.endswith("test_order") else ["c", "python"]
+        metafunc.parametrize("half", halves, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def half(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Which half of the queue's code the test is for: ``c`` or ``python``."""
+    which = getattr(request, "param", "python")
+    if which == "c" and native.MODULE is None:
+        pytest.skip("launcher/ipc/_native.c is not built here")
+    with pytest.MonkeyPatch.context() as patch:
+        if which == "python":
+            patch.setattr(native, "MODULE", None)
+        yield which
 
 
 @pytest.fixture

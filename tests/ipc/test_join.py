@@ -15,10 +15,9 @@ from tests.ipc.conftest import CODEC, Fork, Queue, Queues, flood, soon
 
 
 def join(queue: Queue, index: int) -> tuple[int, QueueReader]:
-    sequence = queue.writer.admit(index)
-    reader = QueueReader(*queue.ring.reader_handle(index), codec=CODEC, own_fds=False)
     queue.readers[index].close()
-    queue.readers[index] = reader
+    sequence = queue.writer.admit(index)
+    reader = queue.readers[index] = QueueReader(*queue.ring.reader_handle(index), codec=CODEC, own_fds=False)
     return sequence, reader
 
 

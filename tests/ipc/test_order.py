@@ -1,4 +1,8 @@
-"""The order of loads and stores is the protocol: check it with a recording buffer in place of the shared memory."""
+"""The order of loads and stores is the protocol: check it with a recording buffer in place of the shared memory.
+
+That is the Python code's order. The C code's is the compiler's business, told by C11's memory orders; `test_processes`
+and `test_crash` run it.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,7 @@ def test_writer_publishes_the_whole_record_then_looks_for_sleepers(queues: Queue
 
 def test_writer_moves_the_lap_before_it_publishes(queues: Queues) -> None:
     queue, log = queues(), no_log()
-    while queue.writer._cursor < layout.HOT_BYTES - 1000:
+    while queue.readers[0]._words[layout.CURSOR_WORD] < layout.HOT_BYTES - 1000:
         queue.send(bytes(900))
         queue.receive()
     record(queue.writer, log)
