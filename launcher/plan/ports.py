@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from launcher.config import LaunchConfig
 from launcher.errors import UsageError
@@ -15,7 +15,9 @@ _EPHEMERAL = "ephemeral"
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 compared only
 
 
-class Firewall(NamedTuple):
+class Firewall(msgspec.Struct, frozen=True):
+    """The same rule for either tool."""
+
     nft: str
     iptables: str
 

@@ -31,6 +31,9 @@ from launcher.errors import UsageError
             ["launch", "--worker-config=a=1", "--worker-config=b=2"],
         ),
         (["status", "--json", "--name", "x"], ["status", "--json", "--name=x"]),
+        (["launch", "-n", "2", "-r", "1"], ["launch", "--nnodes=2", "--node-rank=1"]),
+        (["launch", "-n=2", "--node_rank", "1"], ["launch", "--nnodes=2", "--node-rank=1"]),
+        (["keygen", "a.key"], ["keygen", "--file=a.key"]),
     ],
 )
 def test_every_spelling_becomes_one(given: list[str], expected: list[str]) -> None:
@@ -61,6 +64,7 @@ def test_each_flag_is_known_by_each_of_its_spellings(command: str) -> None:
         (["launch", "--tp"], "--tp needs a value: write for example --tp 4"),
         (["launch", "--tp", "--port", "1"], "--tp needs a value"),
         (["launch", "4"], "launch: unexpected '4'"),
+        (["keygen", "a", "b"], "keygen: unexpected 'b'"),
         (["launch", "--"], "launch: unexpected '--'"),
         (["status", "--json=1"], "--json takes no value"),
         (["status", "--tp", "1"], "unknown flag --tp"),

@@ -104,6 +104,14 @@ def test_values(field: str, text: str | list[str], value: object) -> None:
         ("api_key_file", "/nonexistent", "--api-key-file /nonexistent cannot be read (No such file or directory)"),
         ("ssl_keyfile", "/nonexistent", "--ssl-keyfile is given without --ssl-certfile"),
         ("ssl_certfile", "/nonexistent", "--ssl-certfile is given without --ssl-keyfile"),
+        ("nnodes", "0", "--nnodes 0 is out of range: give 1 or more"),
+        ("node_rank", "-1", "--node-rank -1 is out of range: give 0 or more"),
+        ("master_port", "0", "--master-port 0 is out of range: give 1 to 65535"),
+        ("master_addr", "10.0.0", "--master-addr 10.0.0 is no IP address: write for example 10.0.0.1"),
+        ("dist_init_addr", "10.0.0.1", "--dist-init-addr 10.0.0.1 has no port: write for example 10.0.0.1:29501"),
+        ("dist_init_addr", "fd00::1:29501", "brackets before a port"),
+        ("iface", "eth0:1", "--iface eth0:1 is no interface's name: give for example eth0"),
+        ("join_timeout", "0", "--join-timeout 0 is not a number of seconds: give 1 or more"),
         ("uds", "/nonexistent/s", "there is no directory /nonexistent"),
         ("uds", "/tmp", "--uds /tmp is a directory"),
         ("uds", "/tmp/" + "x" * 120, "is longer than the 107 bytes"),
@@ -127,6 +135,54 @@ def test_flag_before_environment_before_default(monkeypatch: pytest.MonkeyPatch)
         patch.setenv("XSERVE_PORT", "http")
         with pytest.raises(UsageError, match="XSERVE_PORT=http is not a whole number"):
             launch_config({})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.0.0.1:29700", ("10.0.0.1", 29700)),
+        ("node0:1", ("node0", 1)),
+        ("[fd00::1]:29700", ("fd00::1", 29700)),
+        ("[fe80::1%eth0]:29700", ("fe80::1%eth0", 29700)),
+    ],
+)
+def test_dist_init_addr_is_address_and_port(text: str, expected: tuple[str, int]) -> None:
+    config = launch_config({"dist_init_addr": text})
+    assert (config.master_addr, config.master_port) == expected
+    assert config.origins == {"master_addr": "--dist-init-addr", "master_port": "--dist-init-addr"}
+
+
+@pytest.mark.parametrize("text", ["[fd00::1]", "fd00::1"])
+def test_brackets_are_for_people(text: str) -> None:
+    assert launch_config({"master_addr": text}).master_addr == "fd00::1"
+
+
+def test_dist_init_addr_beside_address_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"dist_init_addr": "10.0.0.1:29700"}
+    with pytest.raises(UsageError, match="--dist-init-addr and --master-addr exclude each other: give one of them"):
+        launch_config(both | {"master_addr": "10.0.0.1"})
+    with pytest.raises(UsageError, match="--dist-init-addr and --master-port exclude each other"):
+        launch_config(both | {"master_port": "29700"})
+    with monkeypatch.context() as patch:
+        patch.setenv("XSERVE_MASTER_ADDR", "10.0.0.9")
+        assert launch_config(both).master_addr == "10.0.0.1"
+        patch.delenv("XSERVE_MASTER_ADDR")
+        patch.setenv("XSERVE_DIST_INIT_ADDR", "10.0.0.9:29900")
+        config = launch_config({"master_port": "29800"})
+        assert (config.master_addr, config.master_port) == ("10.0.0.9", 29800)
+        assert config.origins["master_addr"] == "XSERVE_DIST_INIT_ADDR"
+        patch.setenv("XSERVE_DIST_INIT_ADDR", "10.0.0.9")
+        with pytest.raises(UsageError, match="XSERVE_DIST_INIT_ADDR=.* has no port"):
+            launch_config({})
+
+
+def test_nodes_in_a_file_and_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.toml").write_text('nnodes = 2\ndist_init_addr = "[fd00::1]:29700"\njoin-timeout = 20\n')
+    with monkeypatch.context() as patch:
+        patch.setenv("XSERVE_NODE_RANK", "1")
+        config = launch_config({"config": str(tmp_path / "c.toml")})
+    assert (config.nnodes, config.node_rank, config.join_timeout) == (2, 1, 20.0)
+    assert (config.master_addr, config.master_port) == ("fd00::1", 29700)
 
 
 def test_key_and_key_file_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
