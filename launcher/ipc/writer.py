@@ -320,6 +320,12 @@ class QueueWriter(Endpoint):
     def is_closed(self) -> bool:
         return bool(self._words[CLOSED_WORD])
 
+    @property
+    def event(self) -> int:
+        """For who waits for room in a poll of its own: after an `enqueue` that found none `arm` has this descriptor
+        written to when there is. Nobody reads it: edge-triggered."""
+        return self._writer_event
+
     def arm(self) -> bool:
         self._words[WANTED_WORD] = self._need
         self._fences.full()
