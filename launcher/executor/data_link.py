@@ -24,9 +24,10 @@ from launcher.clock import Deadline
 from launcher.errors import NodeLostError
 from launcher.executor.frames import ANSWER, CALL, MAX_CHUNK, Assembler, Frame, Whole, cut, parse_head
 from launcher.ipc.codec import Message
+from launcher.ipc.segment import require_headroom
 from launcher.nodes.messages import EndGroup, Hello, OnData, Reader, ToData, Welcome, WireError, encode
 from launcher.nodes.secure import Security
-from launcher.nodes.sockets import Watcher, make_socket
+from launcher.nodes.sockets import Watcher, has_input, make_socket
 
 HWM = 128
 MAX_FRAME = MAX_CHUNK + (1 << 20)
@@ -45,6 +46,9 @@ class Link(Protocol):
 
     def has_news(self) -> bool:
         """Whether `read` would give something, or what was held back can go on."""
+
+    @property
+    def is_held_back(self) -> bool: ...
 
 
 def make_data_socket(
@@ -71,6 +75,8 @@ class NodeLink:
         self._why = ""
         """Why nothing more can come."""
         self._was_up = False
+        self.paused = False
+        """The reader has no room: what is there to be read is no news."""
         self.welcome = False
         """The core has let us in."""
         self.dropped: Counter[str] = Counter()
@@ -92,7 +98,7 @@ class NodeLink:
 
     def has_news(self) -> bool:
         events = int(self._socket.getsockopt(zmq.EVENTS))
-        if self._watcher.has_input or events & zmq.POLLIN:
+        if self._watcher.has_input or (events & zmq.POLLIN and not self.paused):
             return True
         return self.is_held_back and bool(events & zmq.POLLOUT)
 
@@ -117,7 +123,7 @@ class NodeLink:
                 item = self._take(parts)
             except WireError as error:
                 self.dropped["malformed"] += 1
-                raise self._gone(f"its data link is broken: {error}") from None
+                raise self.broken(str(error)) from None
             if item is not None:
                 return item
 
@@ -125,7 +131,10 @@ class NodeLink:
         if len(parts) == 2:
             if not self.welcome:
                 raise WireError("a call before its welcome")
-            return self._calls.add(parse_head(parts[0].buffer), parts[1].buffer)
+            head = parse_head(parts[0].buffer)
+            if not head.offset:
+                require_headroom(head.total, "a call from node 0")
+            return self._calls.add(head, parts[1].buffer)
         if len(parts) != 1:
             raise WireError(f"a message of {len(parts)} parts")
         word = self._reader.read(parts[0].bytes)
@@ -139,7 +148,12 @@ class NodeLink:
         return None
 
     def _judge(self) -> None:
-        """What has become of the connection, now that nothing is there to be read."""
+        """Nothing is there to be read. Will anything come?"""
+        if self.is_down() and not has_input(self._socket):
+            raise self._gone(self._why)
+
+    def is_down(self) -> bool:
+        """Whether the connection is over. What came before can still be read."""
         for event in self._watcher.events():
             if event.kind == "up":
                 self._was_up = True
@@ -149,8 +163,11 @@ class NodeLink:
                 self._why = self._why or "its connection was closed"
         if not self._why and not self.welcome and self._deadline.expired:
             self._why = f"no answer within {WELCOME_LIMIT:g} s (a firewall?)"
-        if self._why and not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            raise self._gone(self._why)
+        return bool(self._why)
+
+    def broken(self, why: str) -> NodeLostError:
+        """The error of a link whose other end says what it must not."""
+        return self._gone(f"its data link is broken: {why}")
 
     def _gone(self, why: str) -> NodeLostError:
         self._why = why
@@ -192,8 +209,10 @@ class NodeLink:
                 self._outbox.popleft()
 
     def close(self) -> None:
-        """Last words get `LINGER_MS` to be taken, if the core is there."""
+        """Last words get `LINGER_MS` to be taken, if the core is there. Idempotent."""
         self._watcher.close()
         if not self._socket.closed:
+            if self._words and not self._why and self._socket.poll(LINGER_MS, zmq.POLLOUT):
+                self.flush()
             self._socket.close(linger=0 if self._why else LINGER_MS)
         self._context.term()

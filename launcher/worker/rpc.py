@@ -36,7 +36,6 @@ import msgspec
 
 from launcher.errors import RemoteError, UsageError, is_peer_loss
 from launcher.ipc import Codec, RingHandle
-from launcher.ipc.raw import Check
 from launcher.worker.base import take_own_config
 from launcher.worker.plain import SCALARS, require_plain
 from launcher.worker.step import GrammarMask, KVCacheConfig, KVCacheSpec, StepOutput, StepPlan
@@ -158,7 +157,8 @@ class GroupPlace(msgspec.Struct, frozen=True):
     """The interface for collectives, above all."""
 
 
-_CALLS: dict[int, type] = {
+# What travels without pickle, by its tag.
+CALLS: dict[int, type] = {
     1: StepCall,
     2: SampleCall,
     3: ShutdownCall,
@@ -166,7 +166,7 @@ _CALLS: dict[int, type] = {
     8: ConfigCall,
     9: PlainCall,
 }
-_REPLIES: dict[int, type] = {
+REPLIES: dict[int, type] = {
     4: StepReply,
     5: ErrorReply,
     7: PlainReply,
@@ -177,12 +177,7 @@ _REPLIES: dict[int, type] = {
 
 def make_codec(*, trusted: bool = True) -> Codec:
     """The codec of both rings. `trusted`: parent and children on one machine, and no other in the group."""
-    return Codec(_CALLS | _REPLIES, trusted=trusted)
-
-
-def make_check() -> Check:
-    """Whether a message that came over a network is one of the calls."""
-    return Check(_CALLS)
+    return Codec(CALLS | REPLIES, trusted=trusted)
 
 
 def make_call(
