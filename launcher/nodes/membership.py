@@ -40,6 +40,7 @@ _SURE = 0.5
 _TICK = 1.0
 _PAUSE = 2.0
 """Seconds between two ticks that mean that we ourselves were stopped: that time is not the others' silence."""
+_STRAYS = 2
 _PAST = 32
 """Lives that are over, kept for each node rank."""
 
@@ -76,6 +77,10 @@ class Node:
     number: int = -1
     generation: int = -1
     """The group that it says it is in."""
+    told: int = -1
+    """The group that we told it to start: it may not have said yet that it is in it."""
+    strays: int = 0
+    """Beats since then in which it was in none."""
     phase: str = ""
     is_lost: bool = False
     """A group was lost with it: it is not to go on with that."""
@@ -146,7 +151,7 @@ class Membership:
         return tuple(node.rank for node in self._nodes.values() if not self._is_here(node))
 
     def _is_here(self, node: Node) -> bool:
-        return node.state == "joined" and node.generation in (-1, self.wanted)
+        return node.state == "joined" and {node.generation, node.told} <= {-1, self.wanted}
 
     def _is_over(self, generation: int) -> bool:
         """Unknown, and so not over, while no core has said which group is wanted: this agent may be a new one."""
@@ -161,7 +166,8 @@ class Membership:
         self._ended = max(self._ended, self.wanted)
         self.wanted, self._since = generation, now
         self.is_complete = self._is_lost = False
-        fenced = [self._fence(node) for node in self.joined if self._is_over(node.generation)]
+        over = [(node, max(node.generation, node.told)) for node in self.joined]
+        fenced = [Fence(node.peer, self._launch_id, last) for node, last in over if self._is_over(last)]
         return [*fenced, *self._gather()]
 
     def close(self, generation: int) -> None:
@@ -175,6 +181,8 @@ class Membership:
         if self.wanted < 0 or self.is_complete or self._is_lost or self.missing:
             return []
         self.is_complete = self._served = True
+        for node in self.joined:
+            node.told, node.strays = self.wanted, 0
         return [Start(tuple(node.peer for node in self.joined), is_complete=True)]
 
     # --- events
@@ -213,7 +221,7 @@ class Membership:
         if node.incarnation and node.incarnation != join.incarnation:
             node.past.append(node.incarnation)
         if node.incarnation != join.incarnation:
-            node.number = -1
+            node.number = node.told = -1
         node.state, node.peer, node.owner, node.incarnation = "joined", claim.peer, join.owner, join.incarnation
         node.host, node.address, node.generation = plain(join.host), claim.address, join.generation
         node.claim, node.is_lost = None, False
@@ -250,6 +258,10 @@ class Membership:
 
     def _place(self, node: Node) -> list[Action]:
         """What its generation says about a node that beats."""
+        if node.generation < 0 <= node.told != self.wanted:
+            # The first such beat may have crossed our word on the way; by the second, our word got lost.
+            node.strays += 1
+            node.told = node.told if node.strays < _STRAYS else -1
         if self._is_over(node.generation) or (node.is_lost and node.generation >= 0):
             return [self._fence(node)]
         if node.state == "silent":

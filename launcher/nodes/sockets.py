@@ -24,6 +24,7 @@ from typing import Literal
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from launcher.nodes.closing import last_closed
 from launcher.nodes.secure import Security
 
 HANDSHAKE_MS = 5000
@@ -173,7 +174,7 @@ class Watcher:
 
     def _one(self, event: int, value: int) -> list[LinkEvent]:
         if event == zmq.EVENT_ACCEPTED:
-            self._peers[value] = _peer(value)
+            self._peers[value] = _peer(value, self._port())
             if len(self._peers) > _MAX_PEERS:
                 self._peers.popitem(last=False)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -200,9 +201,14 @@ class Watcher:
             if now < self._log_at:
                 continue
             more = f" ({self._unlogged - 1} more since the last such line)" if self._unlogged > 1 else ""
-            log.warning("refused a connection from %s: %s%s", event.peer or "an unknown address", event.why, more)
+            peer = event.peer or last_closed(self._port()) or "an unknown address"
+            log.warning("refused a connection from %s: %s%s", peer, event.why, more)
             self._unlogged = 0
             self._log_at = now + 1.0
+
+    def _port(self) -> int:
+        """That the socket is bound to."""
+        return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2] or 0)
 
     def close(self) -> None:
         """Before the socket is closed."""
@@ -225,11 +231,17 @@ def _failure(event: int, value: int) -> tuple[Kind, str]:
     return "gave_up", os.strerror(value) if value else "closed"
 
 
-def _peer(fd: int) -> str:
-    """Who is behind ZMQ's descriptor, which may be closed, or another's by now."""
+def _peer(fd: int, port: int) -> str:
+    """Who is behind ZMQ's descriptor, which may be closed by now, or another's: so it has to be of our `port`."""
     try:
-        with stdlib.socket(fileno=os.dup(fd)) as mine:
-            name = mine.getpeername()
+        look = stdlib.socket(fileno=fd)
     except OSError:
         return ""
-    return f"{name[0].removeprefix('::ffff:')} port {name[1]}" if isinstance(name, tuple) else ""
+    try:
+        own, peer = look.getsockname(), look.getpeername()
+    except OSError:
+        return ""
+    finally:
+        look.detach()  # it is not ours to close
+    is_ours = isinstance(own, tuple) and own[1] == port
+    return f"{peer[0].removeprefix('::ffff:')} port {peer[1]}" if is_ours else ""
