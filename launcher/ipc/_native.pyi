@@ -1,6 +1,7 @@
 """Types of `_native.c`; `native.py` says what the calls do."""
 
 from collections.abc import Callable
+from mmap import mmap
 from typing import Any
 
 from launcher.ipc.native import SpinFields as SpinFields
@@ -10,13 +11,13 @@ LAYOUT: tuple[int, ...]
 class Writer:
     turn: int
     slowest: int
-    def __init__(self, header: memoryview, capacity: int, readers: int, event: int, longest: int, /) -> None: ...
+    def __init__(self, memory: mmap, capacity: int, readers: int, event: int, longest: int, /) -> None: ...
     def push(self, tag: int, head: bytes | memoryview, /) -> bool: ...
 
 class Reader:
     def __init__(
         self,
-        header: memoryview,
+        memory: mmap,
         capacity: int,
         readers: int,
         index: int,
@@ -30,4 +31,4 @@ class Reader:
 def wait(
     readers: tuple[Reader, ...], spin: SpinFields, first: Reader | None, epoll: int, timeout_ms: int, /
 ) -> bool: ...
-def copy(to: memoryview, at: int, data: memoryview, /) -> None: ...
+def copy(to: mmap, at: int, data: memoryview, /) -> None: ...

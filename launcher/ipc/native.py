@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
 from launcher.ipc import layout
@@ -75,22 +76,22 @@ if not TYPE_CHECKING and MODULE is not None:
     SpinFields = MODULE.SpinFields
 
 
-def make_writer(header: memoryview, handle: RingHandle, readers_event: int, longest: int) -> NativeWriter | None:
+def make_writer(memory: mmap | None, handle: RingHandle, readers_event: int, longest: int) -> NativeWriter | None:
     """`longest`: bytes of a body that goes into the ring."""
-    if MODULE is None:
+    if MODULE is None or memory is None:
         return None
-    made: NativeWriter = MODULE.Writer(header, handle.capacity, handle.readers, readers_event, longest)
+    made: NativeWriter = MODULE.Writer(memory, handle.capacity, handle.readers, readers_event, longest)
     return made
 
 
 def make_reader(
-    header: memoryview, handle: RingHandle, writer_event: int, codec: Codec, empty: object
+    memory: mmap | None, handle: RingHandle, writer_event: int, codec: Codec, empty: object
 ) -> NativeReader | None:
-    if MODULE is None:
+    if MODULE is None or memory is None:
         return None
     decoders = simple_decoders(codec)
     made: NativeReader = MODULE.Reader(
-        header, handle.capacity, handle.readers, handle.index, writer_event, decoders, empty
+        memory, handle.capacity, handle.readers, handle.index, writer_event, decoders, empty
     )
     return made
 

@@ -70,7 +70,7 @@ class QueueReader(Endpoint):
         self._watched: list[Watched] = []
         self._record = _Record(self)
         self._arena = ArenaReader(self._owned.pop(0), memoryview(self._bytes), handle.readers, handle.index)
-        self.native = make_reader(self._bytes, handle, self._writer_event, codec, EMPTY)
+        self.native = make_reader(self._map, handle, self._writer_event, codec, EMPTY)
         """The usual case of the calls below, in C; None: there is no C."""
 
     def watch(self, peer: Watched) -> None:

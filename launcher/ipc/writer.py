@@ -67,7 +67,7 @@ class QueueWriter(Endpoint):
         """Where in the data to look next whether we may go back to its start."""
         self._next_lap = self._words[LAP_WORD]
         """A reader whose cursor is before it holds nothing, and counts as standing there."""
-        self._native = make_writer(self._bytes, handle, self._readers_event, self._inline_max)
+        self._native = make_writer(self._map, handle, self._readers_event, self._inline_max)
         """The usual case of `enqueue` in C; None: there is no C."""
 
     # --- peers -------------------------------------------------------------------------------------------------

@@ -168,7 +168,8 @@ def test_a_ring_that_was_shut_down_ends_it(rig: Rig) -> None:
 def test_a_broken_ring_is_not_asked_for_ever(rig: Rig) -> None:
     rig.send(RpcCall(1, RANK, "note", (1,)))
     rig.answer()
-    rig.theirs[0]._read += 1
+    calls = rig.theirs[0]
+    calls._words[calls._mine + 1] += 1
     rig.send(RpcCall(2, RANK, "note", (2,)))
     assert isinstance(rig.end(), InternalError)
 
