@@ -359,7 +359,7 @@ class Supervisor:
             permanent=cause.permanent,
             node_lost=cause.node_lost,
             been_ready=self._been_ready,
-            joining=self.tree[unit.title].last_step is Step.JOIN,
+            joining=self.tree.is_joining(unit.title),
         )
 
     def _recover(self) -> None:

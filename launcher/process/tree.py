@@ -22,6 +22,7 @@ from launcher.process.reports import (
 from launcher.process.spec import ProcessSpec
 
 _ORDER = list(Step)
+_JOIN = _ORDER.index(Step.JOIN)
 
 
 class Record:
@@ -153,6 +154,12 @@ class Tree:
             return any(child.pid for child in known) and not all(child.ready for child in known)
 
         return next((record for record in self.behind() if not is_waiting(record)), None)
+
+    def is_joining(self, title: str) -> bool:
+        """Whether a process, with its children, waits for other nodes, or did when it ended."""
+        record = self.records[title]
+        every = (record, *(self.records[child.title] for child in record.spec.children))
+        return record.last_step is Step.JOIN and all(_ORDER.index(r.last_step) <= _JOIN for r in every)
 
     def phase(self) -> str:
         """One line on the slowest: ``Worker_DP0_PP0_TP2: model 120/538 MB``."""

@@ -14,7 +14,7 @@ from launcher.process.lifecycle import TABLE, Action, Event, State, next_cell
 from launcher.process.oom import OomWatch, oom_kills
 from launcher.process.reports import ChildGone, ChildStarted, FailureReport, ReadyReport, Step, StepReport
 from launcher.process.restart import TABLE as TABLE_OF_RESTARTS
-from launcher.process.restart import Budget, Kind, Policy, RestartSettings
+from launcher.process.restart import Budget, Kind, Policy, RestartSettings, kind_of
 from launcher.process.spec import ProcessSpec
 from launcher.process.stop import StopSequence
 from launcher.process.tree import Tree
@@ -68,8 +68,18 @@ def test_cell(state: State, event: Event, after: State, action: Action) -> None:
     assert next_cell(state, event) == (after, action)
 
 
-def failure(title: str, kind: str, at: float, role: str = "worker", number: int | None = None) -> Failure:
-    return Failure(title=title, role=role, kind=kind, headline=kind, at=at, signal=number)  # type: ignore[arg-type]
+def failure(
+    title: str, kind: str, at: float, role: str = "worker", number: int | None = None, node_lost: bool = False
+) -> Failure:
+    return Failure(
+        title=title,
+        role=role,
+        kind=kind,  # type: ignore[arg-type]
+        headline=kind,
+        at=at,
+        signal=number,
+        node_lost=node_lost,
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,6 +103,12 @@ def failure(title: str, kind: str, at: float, role: str = "worker", number: int 
             "core",
             ["w0", "w1"],
         ),
+        # a lost node explains closed connections, and nothing more
+        ([failure("a", "peer_lost", 1), failure("n", "peer_lost", 2, node_lost=True)], "n", ["a"]),
+        ([failure("n", "peer_lost", 1, node_lost=True), failure("a", "raised", 2)], "a", ["n"]),
+        ([failure("n", "peer_lost", 1, node_lost=True), failure("a", "timeout", 2)], "a", ["n"]),
+        # another node's death, passed on as the loss of that node
+        ([failure("n", "died", 1, number=9, node_lost=True), failure("a", "died", 2)], "a", ["n"]),
         # a worker that was killed, and a core that only noticed
         (
             [failure("core", "peer_lost", 1, role="engine_core"), failure("w0", "died", 2, number=9)],
@@ -117,6 +133,10 @@ def test_first_cause(failures: list[Failure], cause: str, others: list[str]) -> 
         ("always", Kind.PERMANENT, False),
         ("always", Kind.FIRST_START, True),
         ("always", Kind.SERVICE, True),
+        ("on-failure", Kind.PEER_MISSING, False),
+        ("on-failure", Kind.PEER_LOST, True),
+        ("always", Kind.PEER_MISSING, True),
+        ("always", Kind.PEER_LOST, True),
     ],
 )
 def test_restart_cell(policy: Policy, kind: Kind, restart: bool) -> None:
@@ -124,6 +144,45 @@ def test_restart_cell(policy: Policy, kind: Kind, restart: bool) -> None:
     assert all(set(row) == set(Kind) for row in TABLE_OF_RESTARTS.values())
     assert Budget(RestartSettings(policy=policy)).failed(0.0, kind).restart is restart
     assert not Budget(RestartSettings(policy=policy, max_restarts=0)).failed(0.0, kind).restart
+
+
+@pytest.mark.parametrize(
+    ("permanent", "node_lost", "been_ready", "joining", "kind"),
+    [
+        (False, False, False, False, Kind.FIRST_START),
+        (False, False, False, True, Kind.FIRST_START),
+        (False, False, True, False, Kind.SERVICE),
+        (False, False, True, True, Kind.SERVICE),
+        (False, True, False, False, Kind.PEER_MISSING),
+        (False, True, False, True, Kind.PEER_MISSING),
+        (False, True, True, False, Kind.PEER_LOST),
+        (False, True, True, True, Kind.PEER_MISSING),
+        *(
+            (True, lost, been, joins, Kind.PERMANENT)
+            for lost in (False, True)
+            for been in (False, True)
+            for joins in (False, True)
+        ),
+    ],
+)
+def test_what_failed(permanent: bool, node_lost: bool, been_ready: bool, joining: bool, kind: Kind) -> None:
+    assert kind_of(permanent=permanent, node_lost=node_lost, been_ready=been_ready, joining=joining) is kind
+
+
+def test_a_lost_node_is_not_counted() -> None:
+    budget = Budget(RestartSettings(policy="on-failure", max_restarts=1))
+    for at in range(0, 50, 5):
+        budget.ready(at)
+        decision = budget.failed(at + 1, Kind.PEER_LOST)
+        assert (decision.restart, decision.delay, decision.number) == (True, 0.0, 0)
+    assert budget.failed(60, Kind.SERVICE).number == 1
+    assert budget.failed(61, Kind.PEER_LOST).restart, "though all others are spent"
+    assert budget.failed(62, Kind.SERVICE).spent
+
+
+def test_lives_that_never_serve_do_not_spin() -> None:
+    budget = Budget(RestartSettings(policy="always", max_restarts=1))
+    assert [budget.failed(0.0, Kind.PEER_LOST).delay for _ in range(5)] == [0, 1, 2, 4, 8]
 
 
 def test_back_off_and_its_reset() -> None:
@@ -211,6 +270,19 @@ def test_tree_takes_over_reports() -> None:
     # A second word on the same process changes nothing.
     tree.note("C", FailureReport(failure=failure("C", "raised", 1), cause=failure("W1", "raised", 2)))
     assert tree["W1"].failure == hung
+
+
+def test_who_waits_for_other_nodes() -> None:
+    agent = ProcessSpec(title="A", role="node_agent", target="x:y", children=(worker(0),))
+    tree = Tree([agent], "S")
+    assert not tree.is_joining("A")
+    tree.note("A", StepReport(step=Step.JOIN))
+    tree.note("W0", StepReport(step=Step.JOIN))
+    assert tree.is_joining("A")
+    tree.gone("A", wanted=False)
+    assert tree.is_joining("A"), "it did when it ended"
+    tree.note("W0", StepReport(step=Step.IMPORT))
+    assert not tree.is_joining("A"), "the group had begun"
 
 
 class FakeChild:
