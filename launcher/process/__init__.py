@@ -8,6 +8,8 @@ Who speaks to whom::
     supervisor ──channel──► API server              birth, TreeState, Drain, Stop  /  reports up
     supervisor ──channel──► engine core             birth, Stop                    /  reports up
     engine core ──channel─► worker                  birth, Handover, Stop          /  reports up
+    supervisor ──channel──► node agent              birth, TreeState, Drain, Stop  /  reports up, Leave
+    node agent ──channel──► worker                  as an engine core (nodes other than node 0)
     supervisor ◄─status──── worker                  the same reports, so that a dead core loses nothing
     supervisor ◄─output──── every process           its fds 1 and 2, line by line
     supervisor ──channel──► helper                  Fork, Guard, Unguard, Stop     /  reports up

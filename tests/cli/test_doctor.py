@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from launcher.cli import checks
+from launcher.cli.argv import normalise
 from launcher.cli.checks import Check, host_checks
-from launcher.cli.main import main
+from launcher.cli.doctor import launch_checks
+from launcher.cli.flags import LAUNCH
+from launcher.cli.main import _given, main
+from launcher.nodes.key_file import write_key
 from tests.plan.made_facts import gpu_machine, machine
 from tests.plan.model_files import write_model
 
@@ -167,3 +171,53 @@ def test_the_table() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pass  kernel: pidfd" in done.stdout
     assert done.stdout.strip().splitlines()[-1].endswith("0 fail")
+
+
+# --- several nodes
+
+
+def node_checks(*flags: str) -> dict[str, Check]:
+    given = _given(LAUNCH, normalise(["doctor", "--nnodes", "2", "--tp", "2", *flags])[1:])
+    return {check.name: check for check in launch_checks(given, machine())}
+
+
+def test_node_0_of_several(tmp_path: Path) -> None:
+    write_key(tmp_path / "key")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    at = ("--master-addr", "127.0.0.1", "--master-port", port, "--port", "0")
+    made = node_checks(*at, "--cluster-key-file", str(tmp_path / "key"))
+    assert {name: check.verdict for name, check in made.items()} == dict.fromkeys(
+        ("port", "address", "master port", "interface", "cluster key", "launch"), "pass"
+    )
+    assert node_checks(*at)["cluster key"].verdict == "warn"
+    (tmp_path / "key").chmod(0o644)
+    assert node_checks(*at, "--cluster-key-file", str(tmp_path / "key"))["cluster key"].verdict == "fail"
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", int(port)))
+        holder.listen()
+        taken = node_checks(*at)["master port"]
+    assert (taken.verdict, f"127.0.0.1:{port}" in taken.text) == ("fail", True)
+    assert "ss -ltnp" in taken.mend
+    assert node_checks("--master-addr", "203.0.113.7", "--port", "0")["address"].verdict == "fail"
+    assert node_checks("--iface", "nosuch0", "--port", "0")["address"].verdict == "fail"
+
+
+def test_another_node() -> None:
+    made = node_checks("--node-rank", "1", "--master-addr", "127.0.0.1")
+    assert "port" not in made, "it serves no HTTP"
+    assert made["master address"].text == "127.0.0.1 is reached by lo, as 127.0.0.1"
+    assert made["interface"].text.startswith("lo is up: 127.0.0.1")
+    assert made["launch"].verdict == "pass"
+    named = node_checks("--node-rank", "1", "--master-addr", "localhost")["master address"]
+    assert named.verdict == "pass"
+    unknown = node_checks("--node-rank", "1", "--master-addr", "no-such-host.invalid")["master address"]
+    assert unknown.verdict == "fail"
+    assert "no-such-host.invalid" in unknown.text
+    assert node_checks("--node-rank", "1")["address"].verdict == "fail"
+
+
+def test_one_node_is_asked_nothing_of_the_kind() -> None:
+    given = _given(LAUNCH, ["--port=0"])
+    assert {check.name for check in launch_checks(given, machine())} == {"port", "launch"}
