@@ -58,6 +58,7 @@ T_co = TypeVar("T_co", covariant=True)
 BACKENDS = {
     "uni": "launcher.executor.uniproc:UniProcExecutor",
     "mp": "launcher.executor.multiproc:MultiprocExecutor",
+    "mp-nodes": "launcher.executor.multinode:MultinodeExecutor",
 }
 
 

@@ -76,6 +76,12 @@ class Whole(NamedTuple):
         return self.tag, self.head, self.buffers
 
 
+class Lost(NamedTuple):
+    """In a message's place: the link is over, and why."""
+
+    why: str
+
+
 def cut(kind: int, rank: int, message: Message, number: int) -> list[Frame]:
     """The frames of a message; the first one has `number`. They refer to the message's memory.
 

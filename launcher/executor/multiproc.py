@@ -108,8 +108,8 @@ class MultiprocExecutor(Executor):
         """Hand over the rings, then wait until every rank is READY."""
         self._strike("init")
         try:
-            self._replies = Replies([f"rank {rank} ({c.title}, pid {c.pid})" for rank, c in enumerate(self.children)])
             self._bring_up()
+            self._replies = Replies(self._names())
         except BaseException as error:
             if isinstance(error, XserveError):
                 self._end(error)
@@ -129,12 +129,16 @@ class MultiprocExecutor(Executor):
             # In order behind the calls that were sent; the nursery's Stop, which comes next, is for those that wait.
             with contextlib.suppress(XserveError):
                 self._deliver(ShutdownCall(self._next), Deadline.after(min(0.5, budget / 4)))
+        self._part(budget)
         self._end(ClosedError("the executor was shut down"))
         try:
             return self._group.stop(budget)
         finally:
             if self._answers is not None:
                 self._answers.close()
+
+    def _part(self, budget: float) -> None:
+        """The last words to ranks elsewhere, before those here are ended; `_ended` is None if all is well."""
 
     def _end(self, error: XserveError) -> None:
         """No further call; those under way fail with `error`. The first reason stays."""
@@ -245,6 +249,10 @@ class MultiprocExecutor(Executor):
     def _local_size(self) -> int:
         """How many of the ranks are on this machine: the first ones."""
         return self.world_size
+
+    def _names(self) -> list[str]:
+        """For messages, in rank order."""
+        return [f"rank {rank} ({child.title}, pid {child.pid})" for rank, child in enumerate(self.children)]
 
     def _where(self, rank: int) -> dict[str, Any]:
         """For messages: `title`, and what else `remote_error` takes."""

@@ -70,7 +70,8 @@ class Waits:
 
     def _has_news(self) -> bool:
         # Every link is asked, whatever the first one says: it takes its wake-up off the descriptor.
-        return any([link.has_news() for link in self._links])  # noqa: C419
+        news = [link.has_news() for link in self._links]
+        return any(news)
 
     def _seconds(self, deadline: Deadline) -> float | None:
         seconds = deadline.remaining()

@@ -364,12 +364,13 @@ class Nursery:
             last = max([begin, *(child.last_progress for child in self.children)])
             left = last + timeout - clock.now()
             if left <= 0:
-                raise ChildFailedError(self._too_slow(behind, timeout, what))
+                raise ChildFailedError(self.too_slow(behind, timeout, what))
             self.poll(min(left, 1.0))
             if on_tick is not None:
                 on_tick()
 
-    def _too_slow(self, behind: list[Child], timeout: float, what: str) -> Failure:
+    def too_slow(self, behind: list[Child], timeout: float, what: str) -> Failure:
+        """The failure of the child that is furthest behind of those that are not `what` after `timeout` seconds."""
         child = min(behind, key=lambda c: (_ORDER.index(c.step), c.last_progress))
         age = clock.now() - child.last_progress
         others = ", ".join(c.title for c in behind if c is not child)
