@@ -190,7 +190,7 @@ def listeners(net: Testnet, node: int) -> list[tuple[str, int]]:
     with net.inside(node):
         shown = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=True).stdout
     found = [line.split()[3].rpartition(":") for line in shown.splitlines()]
-    return [(address.strip("[]"), int(port)) for address, _, port in found]
+    return [(address.strip("[]").removeprefix("::ffff:"), int(port)) for address, _, port in found]
 
 
 def keygen(path: Path) -> Path:

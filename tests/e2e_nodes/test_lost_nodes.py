@@ -5,6 +5,7 @@ A silence lasts ten seconds: several launches, each in a net of its own, are str
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -219,8 +220,8 @@ def test_a_start_that_fails_on_node_1(make_net: MakeNet, start: Start) -> None:
 
 def test_a_hang_on_node_1_is_found(make_net: MakeNet, start: Start) -> None:
     pair = make_pair(make_net, start, "--restart", "never", "--watchdog-timeout", "3", fault="step_hang:1@3")
-    with pytest.raises((OSError, AssertionError)):
-        assert pair.zero.is_right("x", 9)
+    with contextlib.suppress(OSError):  # rank 0 may have answered before
+        pair.zero.complete("x", 9)
     assert exit_codes((pair.zero, pair.one), 25) == [1, 1], f"{pair.zero.output}\n{pair.one.output}"
     assert "rank 1" in last_lines(pair.zero)
     assert "node1" in pair.zero.output

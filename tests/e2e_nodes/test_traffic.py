@@ -22,7 +22,7 @@ def test_a_plan_crosses_once_per_node(
 ) -> None:
     net = make_net(nodes)
     flags = ("--worker", "reference", "--tp", str(tp), "--nnodes", str(nodes), "--master-addr", net.ipv4(0))
-    flags = (*flags, "--max-model-len", str(TOKENS + 100), "--max-num-batched-tokens", str(TOKENS + 100))
+    flags = (*flags, "--worker-config", f"max_model_len={TOKENS + 100}", "--max-num-batched-tokens", str(TOKENS + 100))
     if key:
         flags = (*flags, "--cluster-key-file", str(keygen(tmp_path / "key")))
     hosts = [start(net, node, *flags, "--node-rank", str(node)) for node in range(nodes)]
