@@ -76,6 +76,7 @@ class FollowerAgent:
         self._nodes = settings.nodes
         self._group = group
         self._host = stdlib.gethostname()
+        self._node_0 = f"node 0 at {host_port(self._nodes.master_addr, self._nodes.master_port)}"
         self._state = State.JOINING
         self._error: XserveError | None = None
         self._reason = ""
@@ -91,7 +92,7 @@ class FollowerAgent:
     def run(self) -> Deadline:
         """Until it is over; the time that is left for ending the workers."""
         try:
-            self._ctx.enter(Step.JOIN, f"node 0 at {host_port(self._nodes.master_addr, self._nodes.master_port)}")
+            self._ctx.enter(Step.JOIN, self._who())
             while self._state is not State.OVER:
                 self._wait()
                 self._turn()
@@ -153,7 +154,7 @@ class FollowerAgent:
 
     def _timers(self, now: float) -> None:
         if self._fallen is not None and self._fallen[0].expired:
-            self._broken(self._fallen[1])
+            self._broken(NodeLostError(f"{self._node_0} is lost, {self._follower.last_heard}: {self._fallen[1]}"))
         if self._state is State.JOINING and now >= self._report_at:
             self._report_at = now + _REPORT
             self._ctx.progress(0, detail=self._who())
@@ -162,7 +163,7 @@ class FollowerAgent:
 
     def _who(self) -> str:
         here = ", ".join(f"node {m.node_rank} ({m.host})" for m in self._follower.members)
-        return f"joined: {here}" if here else f"node 0 at {host_port(self._nodes.master_addr, self._nodes.master_port)}"
+        return f"({here} joined)" if here else f"({self._node_0})"
 
     # --- node 0's words
 

@@ -63,6 +63,11 @@ class Follower:
         self._line = Line(settings, now)
         self._ups = 0
 
+    @property
+    def last_heard(self) -> str:
+        """For people."""
+        return f"last heard at {time_of_day(self._heard_at)}"
+
     # --- for the poll loop
 
     def fds(self) -> list[int]:
@@ -232,7 +237,7 @@ class Follower:
             self._tell_at = max(self._tell_at, now + FIRST_TOLD)
         elif now >= self._missed_since + self._settings.join_timeout:
             why = self._line.fault() or f"no word from {self._node0}"
-            self._finish(TimedOut(f"not let in within {self._settings.join_timeout:.0f} s: {why}"))
+            self._finish(TimedOut(f"not let in within --join-timeout {self._settings.join_timeout:g} s: {why}"))
         elif now >= self._tell_at and (text := self._line.fault()):
             self._tell_at = now + TOLD_AGAIN
             self._events.append(Unreachable(text))

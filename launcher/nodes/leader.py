@@ -92,12 +92,6 @@ class Leader:
 
     def _bind(self, address: str, port: int) -> None:
         self._gate = Gate(self.context, self._security)
-        if self._security.is_open:
-            log.warning(
-                "no --cluster-key-file: everybody who can reach %s may join this launch, and read and change what the "
-                "nodes say; make a key with: xserve keygen FILE",
-                host_port(address, port),
-            )
         self_test(self.context, self._security, Deadline.after(SELF_TEST))
         self._socket = make_socket(
             self.context, zmq.ROUTER, self._security, server=True, max_message=MAX_CONTROL, hwm=_HWM

@@ -363,7 +363,8 @@ class Membership:
         self._is_lost = True
         who = f"node{'s' * (len(missing) > 1)} {ranks(missing)}"
         joined = ", ".join(named(member) for member in self.members)
-        headline = f"{who} did not join within {self._join_timeout:.0f} s; joined: {joined}; missing: {ranks(missing)}"
+        limit = f"--join-timeout {self._join_timeout:g} s"
+        headline = f"{who} did not join within {limit}; joined: {joined}; missing: {ranks(missing)}"
         return [Lose(_failure(missing[0], "", headline))]
 
 

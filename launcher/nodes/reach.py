@@ -124,7 +124,7 @@ class Probe:
         poll.register(self._socket, select.POLLOUT)
         if not poll.poll(0):
             if now >= self._until:
-                self._end(Found("no answer", "no answer (a firewall? another address? is the machine up?)"))
+                self._end(Found("no answer", "no answer (firewall?): is the machine up, is it the right address?"))
             return
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
@@ -177,7 +177,7 @@ def _failed(error: OSError) -> Found:
     if isinstance(error, ConnectionRefusedError):
         return Found("refused", "refused: nothing listens there (is node 0 started? is it the right port?)")
     if isinstance(error, TimeoutError):
-        return Found("no answer", "no answer (a firewall? another address? is the machine up?)")
+        return Found("no answer", "no answer (firewall?): is the machine up, is it the right address?")
     return Found("unreachable", f"{(error.strerror or str(error)).lower()} (is it the right address and interface?)")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -220,14 +219,6 @@ def test_a_key_that_is_mended_on_node_0_lets_the_waiting_node_in(all_of_them: Pa
     all_of_them.until(lambda: all_of_them.of(one, Accepted))
 
 
-def test_without_a_key_one_loud_warning(all_of_them: Parties, caplog: pytest.LogCaptureFixture) -> None:
-    all_of_them.leader(free_port())
-    assert [r.levelno for r in caplog.records if "no --cluster-key-file" in r.message] == [logging.WARNING]
-    caplog.clear()
-    all_of_them.leader(free_port(), key=KEY)
-    assert "no --cluster-key-file" not in caplog.text
-
-
 def test_a_node_speaks_for_itself_only(all_of_them: Parties) -> None:
     """With a key the rank is proved: node 2 cannot say `Leaving` for node 1."""
     port = free_port()
@@ -257,7 +248,7 @@ def test_nobody_lets_us_in(all_of_them: Parties) -> None:
     one = all_of_them.follower(free_port(), join_timeout=1.0)
     took = all_of_them.until(lambda: all_of_them.of(one, TimedOut))
     assert 0.9 < took < 3
-    assert all_of_them.of(one, TimedOut)[0].text.startswith("not let in within 1 s: ")  # type: ignore[attr-defined]
+    assert all_of_them.of(one, TimedOut)[0].text.startswith("not let in within --join-timeout 1 s: ")  # type: ignore[attr-defined]
 
 
 def test_nodes_that_do_not_come(all_of_them: Parties) -> None:
@@ -265,7 +256,7 @@ def test_nodes_that_do_not_come(all_of_them: Parties) -> None:
     leader.open_group(group(0))
     all_of_them.until(lambda: all_of_them.of(leader, leader_module.Lost))
     headline = all_of_them.of(leader, leader_module.Lost)[0].failure.headline  # type: ignore[attr-defined]
-    assert headline.startswith("node 1 did not join within 1 s; joined: node 0 (")
+    assert headline.startswith("node 1 did not join within --join-timeout 1 s; joined: node 0 (")
 
 
 def test_an_idle_line_costs_no_cpu(all_of_them: Parties) -> None:
