@@ -17,7 +17,7 @@ import _chaos_tree as trees
 WORKER, CORE, API, HELPER, SUPERVISOR = "worker", "engine core", "API server", "helper", "supervisor"
 _TITLES = {WORKER: "Worker", CORE: "EngineCore", API: "APIServer", HELPER: "Forkserver", SUPERVISOR: "Supervisor"}
 VICTIMS = tuple(_TITLES)
-SERVING, RESTART, START, DRAIN = "serving", "restart", "start", "drain"
+PHASES = SERVING, RESTART, START, DRAIN = "serving", "restart", "start", "drain"
 
 
 class Cell(NamedTuple):
@@ -32,16 +32,13 @@ class Cell(NamedTuple):
 
 def deck(*, quick: bool, oom: bool) -> list[Cell]:
     """Every cell of the table, the usual ones more often."""
-    blows = ("KILL", "SEGV", "STOP", "CONT", *(("OOM",) if oom else ()))
-    cells = [Cell(SERVING, victim, blow) for victim in VICTIMS for blow in blows]
-    cells += [Cell(SERVING, victim, "KILL") for victim in (WORKER, WORKER, CORE, API)]
-    for phase in (RESTART, START, DRAIN):
-        cells += [Cell(phase, victim, "KILL") for victim in VICTIMS]
-        cells += [Cell(phase, WORKER, "SEGV"), Cell(phase, CORE, "SEGV")]
-    if not quick:  # found by --ready-timeout only
-        cells += [Cell(phase, victim, "STOP") for phase in (RESTART, START) for victim in (WORKER, CORE)]
-    cells += [Cell(DRAIN, victim, "STOP") for victim in (API, WORKER)]
-    return cells
+    blows = ("KILL", "SEGV", "STOP", "CONT")
+    cells = [Cell(phase, victim, blow) for phase in PHASES for victim in VICTIMS for blow in blows]
+    if quick:  # who is stopped in these is found by --ready-timeout only
+        cells = [cell for cell in cells if cell.blow != "STOP" or cell.phase not in (RESTART, START)]
+    if oom:
+        cells += [Cell(SERVING, victim, "OOM") for victim in VICTIMS]
+    return cells + [Cell(SERVING, victim, "KILL") for victim in (WORKER, WORKER, CORE, API)]
 
 
 def choose(chance: random.Random, victim: str, tree: dict[str, int], supervisor: int) -> tuple[str, int]:

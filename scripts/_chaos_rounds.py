@@ -13,6 +13,7 @@ from _chaos_blows import (
     DRAIN,
     HELPER,
     RESTART,
+    SERVING,
     START,
     SUPERVISOR,
     WORKER,
@@ -96,7 +97,7 @@ class Rounds(Arena):
                 deal("KILL", pid, self.chance, self.memory)
             self._whole_tree_goes(cell, window)
         else:
-            if role == HELPER and cell.blow == "STOP":  # nothing shows before it is needed
+            if role == HELPER and cell.blow == "STOP" and cell.phase == SERVING:  # nothing shows before it is needed
                 victims.append(self._choose(WORKER))
                 self.struck.add(victims[-1][1])
                 deal("KILL", victims[-1][1], self.chance, self.memory)
@@ -182,9 +183,10 @@ class Rounds(Arena):
         self.struck.add(pid)
         guarded = "Forkserver (pid" in launch.text()
         window = Window(time.monotonic())  # it may serve already
-        self.load.windows.append(window)
+        if cell.blow != "CONT":
+            self.load.windows.append(window)
         deal(cell.blow, pid, self.chance, self.memory)
-        if title == "Supervisor":
+        if title == "Supervisor" and cell.blow != "CONT":
             if cell.blow == "STOP":
                 deal("KILL", pid, self.chance, self.memory)
             launch.process.wait()
@@ -210,7 +212,7 @@ class Rounds(Arena):
         else:
             took = time.monotonic() - struck
             window.close_by = time.monotonic() + CLOSE_LIMIT
-            if always or launch.process.returncode != 1 or took > limit:
+            if always or cell.blow == "CONT" or launch.process.returncode != 1 or took > limit:
                 how = f"exit {launch.process.returncode} after {took:.1f} s"
                 self.fault(LATE, f"{how}, always={always}, struck: {title}")
             self.check_causes(0, needed=True)
@@ -222,14 +224,15 @@ class Rounds(Arena):
         """A blow while a launch finishes what runs."""
         self.tally()
         launch, mark = self.launch, self.launch.log.stat().st_size
-        window = Window(time.monotonic(), answered_ones_too=cell.victim != HELPER)
+        harmless = cell.victim == HELPER or cell.blow == "CONT"
+        window = Window(time.monotonic(), answered_ones_too=not harmless)
         self.load.windows.append(window)
         launch.process.send_signal(signal.SIGTERM)
         time.sleep(self.chance.uniform(0.0, 0.5))
         others = set(launch.tree()) - {"Forkserver"}
         title, pid = self._choose(cell.victim)
         self.struck.add(pid)
-        if cell.victim == HELPER and title != "Forkserver":
+        if cell.blow != "CONT" and title != "Forkserver":
             window.answered_ones_too = True
         deal(cell.blow, pid, self.chance, self.memory)
         if title == "Supervisor" and cell.blow == "STOP":
@@ -242,7 +245,7 @@ class Rounds(Arena):
         dead = time.monotonic()
         window.close_by = dead + CLOSE_LIMIT
         allowed = {0, 1} if title != "Supervisor" else {0, 1, -signal.SIGKILL, -signal.SIGSEGV}
-        if title == "Forkserver":
+        if title == "Forkserver" or cell.blow == "CONT":
             allowed = {0}
         if launch.process.returncode not in allowed:
             self.fault(LATE, f"exit {launch.process.returncode}; struck: {title}")

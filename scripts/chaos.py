@@ -5,8 +5,8 @@
 
 A launch of the reference worker at ``--tp 4`` (``--model tiny``: a tiny Llama at ``--tp 2``) answers some 20 requests
 at a time without a pause, most of them streams, each compared to the last token. Each round strikes one process at a
-random moment. 20 rounds with ``--quick``, 200 by default, 1,000 and a soak with ``--full``. The seed makes the choice
-and the delays; what they hit depends on the machine too.
+random moment. 20 rounds with ``--quick``, 200 by default, 1,000 and a soak with ``--full``; the soak alone is
+``--rounds 0 --soak 500``. The seed makes the choice and the delays; what they hit depends on the machine too.
 
 ==============================  ==================  =======  ==========================================================
 victim                          blow                phase    what must happen
@@ -20,13 +20,15 @@ helper                          STOP, then a worker serving  the group comes bac
                                 is killed
 supervisor                      KILL SEGV OOM       serving  everything is gone within 2 s, connections too; a launch of
                                 STOP + KILL                  the same name starts
-any                             STOP, soon CONT     serving  a pause: nobody is replaced, no request is lost
+any                             STOP, soon CONT     any      a pause: nobody is replaced for it, no request is lost
 any                             KILL SEGV STOP      restart  (a group is coming back from another blow) the same as
                                                              while serving
-any but the supervisor          KILL SEGV STOP      start    ``--restart on-failure``: exit 1 within 2 s, nothing left;
+any but the supervisor          KILL SEGV STOP      start    ``--restart on-failure``: exit 1 within 2 s (STOP: of being
+                                                             found), nothing left, or it comes up all the same;
                                                              ``always``: it comes up
-supervisor                      KILL                start    everything is gone within 2 s
-helper                          KILL                drain    what runs is finished; exit 0
+supervisor                      KILL SEGV           start    everything is gone within 2 s
+                                STOP + KILL         drain
+helper                          KILL SEGV STOP      drain    what runs is finished; exit 0
 any other                       KILL SEGV STOP      drain    the tree is gone within the stop's budget; exit 0 or 1
 ==============================  ==================  =======  ==========================================================
 
@@ -242,7 +244,7 @@ def parse() -> argparse.Namespace:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="20 rounds, at most some 75 s")
     size.add_argument("--full", action="store_true", help="1,000 rounds, and a soak of 500 restarts")
-    parser.add_argument("--rounds", type=int, help="how many")
+    parser.add_argument("--rounds", type=int, help="how many; 0: none")
     parser.add_argument("--soak", type=int, metavar="N", help="restarts of the soak; 0: none")
     parser.add_argument("--seed", type=int, help="default: of the clock")
     parser.add_argument("--only", metavar="TEXT", default="", help="only rounds with this in their name")
