@@ -97,7 +97,7 @@ class FarRanks:
         """
         known = [*own, *self.failures]
         if not has_cause(known):
-            known += [self.gone(node, why) for node, why in self.lost.items()]
+            known += [self.gone(node, f"is gone: {why}") for node, why in self.lost.items()]
         return first_cause(known)
 
     def gone(self, node: int, why: str, *, is_late: bool = False) -> Failure:

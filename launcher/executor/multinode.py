@@ -32,7 +32,7 @@ from launcher.process.failing import cause_behind
 from launcher.process.reports import Step
 from launcher.process.spec import ChildMethod, ProcessSpec
 from launcher.worker.marks import Place
-from launcher.worker.rpc import REPLIES, Call
+from launcher.worker.rpc import REPLIES, Call, ErrorReply, Reply
 
 if TYPE_CHECKING:
     from launcher.executor.outside import Outside
@@ -230,6 +230,11 @@ class MultinodeExecutor(MultiprocExecutor):
             text = f"sent an answer that cannot be read: {why}"
             self._end(ChildFailedError(self._far.gone(self._far.node_of(whole.rank), text)))
 
+    def _took(self, rank: int, reply: Reply) -> None:
+        if self._is_looking and isinstance(reply, ErrorReply) and reply.peer_lost:
+            return  # what it follows from has just been found, and is every call's outcome
+        super()._took(rank, reply)
+
     # --- who is there ----------------------------------------------------------------------------------------------
 
     def _look(self, wait: float = 0.0) -> None:
@@ -280,6 +285,8 @@ class MultinodeExecutor(MultiprocExecutor):
 
     def _places(self) -> list[Place]:
         here = super()._places()
+        if here and self._outside is not None:
+            self._outside.hear()
         return here + self._far.places() if here else here
 
     def _hang(self, late: Late, limit: float) -> Failure:
