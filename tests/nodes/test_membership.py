@@ -473,8 +473,8 @@ def test_nodes_that_do_not_come() -> None:
         done += made.tick(T + second)
     failure = only(done, Lose).failure  # type: ignore[attr-defined]
     assert failure.headline == (
-        "nodes 2, 3 did not join within --join-timeout 300 s; joined: node 0 (head, 10.0.0.1), node 1 (host, 10.0.0.2); "
-        "missing: 2, 3"
+        "nodes 2, 3 did not join within --join-timeout 300 s; joined: node 0 (head, 10.0.0.1), node 1 (host, "
+        "10.0.0.2); missing: 2, 3"
     )
     assert failure.node_lost
     assert failure.node == 2
