@@ -240,7 +240,7 @@ class FollowerAgent:
         link = NodeLink(self._our_zone(start.endpoint), Security.of(self._nodes), hello)
         self._relay = Relay(self._group, link, node=self._nodes.node_rank, host=self._host)
         place = GroupPlace(
-            rendezvous=f"tcp://{url_host(self._our_zone(start.store_host))}:{start.store_port}",
+            rendezvous=f"tcp://{url_host(self._our_zone(start.store_host))}:{start.store_port}/{start.generation}",
             generation=start.generation,
             env=self._interface(),
         )
