@@ -152,7 +152,7 @@ def test_why_a_master_cannot_be_reached(make_net: MakeNet, start: Start) -> None
         assert age(hosts[port]) < 15 + 1
     for port in cases:  # nobody has taken any of it for a reason to end
         assert hosts[port].process.poll() is None, hosts[port].output
-    assert [hosts[port].stop(10) for port in cases] in ([0] * len(cases), [130] * len(cases))
+    assert [hosts[port].stop(10) for port in cases] == [143] * len(cases)  # interrupted before it was ready
 
 
 def test_the_port_of_the_master_is_taken(net: Testnet, start: Start) -> None:
