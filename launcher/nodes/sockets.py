@@ -211,7 +211,9 @@ class Watcher:
         return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2] or 0)
 
     def close(self) -> None:
-        """Before the socket is closed."""
+        """Before the socket is closed; may be said again."""
+        if self._monitor.closed:
+            return
         # The I/O thread may be waiting for room here, with the lock that `monitor` needs.
         self.events()
         if not self._socket.closed:
