@@ -72,21 +72,29 @@ class Parties:
     def until(self, condition: Callable[[], object], seconds: float = 10.0, what: str = "") -> float:
         """Until it holds; the seconds that took. Fails the test at the deadline."""
         began = now()
-        while not condition():
+        while True:
+            self.pump()
+            if condition():
+                return now() - began
             if now() > began + seconds:
                 raise AssertionError(f"not within {seconds} s: {what or condition}; told: {list(self.told.values())}")
-            self.turn(min(0.2, seconds))
-        return now() - began
+            self.wait(0.2)
 
-    def turn(self, longest: float) -> None:
-        poll = select.poll()
+    def pump(self) -> None:
         for party, told in self.told.items():
             told += party.pump(now())  # type: ignore[attr-defined]
+
+    def wait(self, longest: float) -> None:
+        poll = select.poll()
         for party in self.told:
             for fd in party.fds():  # type: ignore[attr-defined]
                 poll.register(fd, select.POLLIN)
         wait = min([longest, *(party.until_timer(now()) for party in self.told)])  # type: ignore[attr-defined]
         poll.poll(wait * 1000)
+
+    def turn(self, longest: float) -> None:
+        self.pump()
+        self.wait(longest)
 
     def close(self) -> None:
         for party in list(self.told):

@@ -264,9 +264,9 @@ def test_an_idle_line_costs_no_cpu(all_of_them: Parties) -> None:
     leader, one = all_of_them.leader(port, key=KEY), all_of_them.follower(port, key=KEY)
     leader.open_group(group(0))
     all_of_them.until(lambda: all_of_them.of(one, Started))
-    turns, end, used = 0, time.monotonic() + 2, time.process_time()
+    turns, end, used = 0, time.monotonic() + 1.2, time.process_time()
     while time.monotonic() < end:
         all_of_them.turn(5)
         turns += 1
-    assert turns < 40
-    assert time.process_time() - used < 0.2
+    assert turns < 25
+    assert time.process_time() - used < 0.1

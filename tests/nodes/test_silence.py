@@ -108,4 +108,4 @@ def test_our_own_pause_is_not_the_others_silence(all_of_them: Parties) -> None:
     all_of_them.until(lambda: all_of_them.of(one, Started))
     select.select([], [], [], SILENCE + 0.5)  # the pause is what is tried
     with pytest.raises(AssertionError):
-        all_of_them.until(lambda: all_of_them.of(one, Lost) + all_of_them.of(leader, leader_module.Lost), 1.5)
+        all_of_them.until(lambda: all_of_them.of(one, Lost) + all_of_them.of(leader, leader_module.Lost), 0.5)
