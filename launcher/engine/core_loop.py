@@ -151,6 +151,7 @@ class CoreLoop:
             self._hung_at = now()
             step = self._core.stats().steps
             hung = msgspec.structs.replace(hung, headline=f"hung in engine step {step}: {hung.headline}")
+            self._core.executor.tell_hung(hung)
             self._parent.report_hang(hung)
         elif now() - self._hung_at > HANG_GRACE:
             raise ChildFailedError(hung)  # nobody came

@@ -139,6 +139,9 @@ class Executor(ABC):
         del limit
         return None
 
+    def tell_hung(self, failure: Failure) -> None:  # noqa: B027 - nobody to tell, on one machine
+        """A rank was found to be hung: those who can show the stacks of ranks elsewhere are to do so."""
+
     def is_idle(self) -> bool:
         """Whether every rank has carried out every call; one that need not answer may be behind the answer."""
         return True

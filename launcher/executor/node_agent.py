@@ -41,6 +41,8 @@ FAILED_BUDGET = 1.0
 """Seconds for the workers to end after a failure."""
 _CAUSE_WAIT = 1.0
 """Seconds for node 0 to say why, after the way to its engine core is gone."""
+_STACKS_WAIT = 10.0
+"""Seconds for our supervisor to show the stacks of a hung group and to end us."""
 _REPORT = 1.0
 """Seconds between two signs of life while we wait for the other nodes."""
 
@@ -82,8 +84,8 @@ class FollowerAgent:
         self._reason = ""
         """Why it is over, for people, when it is no error."""
         self._stop_by = Deadline.after(None)
-        self._fallen: tuple[Deadline, NodeLostError] | None = None
-        """The way to the engine core is gone; until when node 0 may say why."""
+        self._fallen: tuple[Deadline, XserveError] | None = None
+        """The group is over, with this error unless somebody knows better until then."""
         self._report_at = 0.0
         self._relay: Relay | None = None
         self._start: StartGroup | None = None
@@ -147,14 +149,15 @@ class FollowerAgent:
         except GroupEnded as ended:
             self._ended(ended.end)
         except NodeLostError as error:
-            self._fallen = (Deadline.after(_CAUSE_WAIT), error)
+            lost = NodeLostError(f"{self._node_0} is lost, {self._follower.last_heard}: {error}")
+            self._fallen = (Deadline.after(_CAUSE_WAIT), lost)
         except ChildFailedError as error:
             self._follower.leave(str(error), error.cause)
             self._broken(error)
 
     def _timers(self, now: float) -> None:
         if self._fallen is not None and self._fallen[0].expired:
-            self._broken(NodeLostError(f"{self._node_0} is lost, {self._follower.last_heard}: {self._fallen[1]}"))
+            self._broken(self._fallen[1])
         if self._state is State.JOINING and now >= self._report_at:
             self._report_at = now + _REPORT
             self._ctx.progress(0, detail=self._who())
@@ -195,7 +198,12 @@ class FollowerAgent:
 
     def _ended(self, end: EndGroup) -> None:
         self._reason = end.reason
-        if end.orderly:
+        if end.failure is not None and end.failure.kind == "timeout" and self._state is State.SERVING:
+            # First our supervisor shows the stacks of what is here: to find out why, they are all there is.
+            if self._fallen is None:
+                self._ctx.report_hang(end.failure)
+                self._fallen = (Deadline.after(_STACKS_WAIT), ChildFailedError(end.failure))
+        elif end.orderly:
             self._happen(Event.ENDED)
         elif end.failure is None:
             self._broken(NodeLostError(f"node 0 ended the group: {end.reason}", title="NodeAgent_N0"))
