@@ -41,9 +41,9 @@ def test_a_small_dev_shm(launch: Start, method: str) -> None:
     launched.assert_nothing_left()
 
 
-@contextlib.contextmanager
-def control_group() -> Iterator[Path]:
-    """A new group, below the one that this process may be in or at the top."""
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A new control group. Asked for before `launch`, so that it is taken away after all of its members."""
     top = V1_GROUPS if V1_GROUPS.is_dir() else V2_GROUPS
     group = top / f"xserve-test-{os.getpid()}"
     try:
@@ -58,23 +58,23 @@ def control_group() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_nobody_leaves_the_control_group(launch: Start, method: str) -> None:
+def test_nobody_leaves_the_control_group(group: Path, launch: Start, method: str) -> None:
     """What the tree starts, over a restart too, is in the job's group, and so is what its workers start."""
-    with control_group() as group:
-        launched = launch(
-            "--tp", "2", "--start-method", method, fault="spawn_child:1",
-            prefix=("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"),
-        )  # fmt: skip
-        launched.wait_ready()
-        os.kill(launched.pid_of("Worker_DP0_PP0_TP0"), signal.SIGKILL)
-        eventually(lambda: "whole again" in launched.output, 15)
-        eventually(lambda: any("sleep" in name for name in launched.tree().values()), 5)
-        inside = {int(line) for line in (group / "cgroup.procs").read_text().split()}
-        assert {launched.process.pid, *launched.tree()} <= inside
-        for pid in inside:  # as a cluster's manager ends a job
+    launched = launch(
+        "--tp", "2", "--start-method", method, fault="spawn_child:1",
+        prefix=("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"),
+    )  # fmt: skip
+    launched.wait_ready()
+    os.kill(launched.pid_of("Worker_DP0_PP0_TP0"), signal.SIGKILL)
+    eventually(lambda: "whole again" in launched.output, 15)
+    eventually(lambda: any("sleep" in name for name in launched.tree().values()), 5)
+    inside = {int(line) for line in (group / "cgroup.procs").read_text().split()}
+    assert {launched.process.pid, *launched.tree()} <= inside
+    for pid in inside:  # as a cluster's manager ends a job
+        with contextlib.suppress(ProcessLookupError):  # gone with its parent
             os.kill(pid, signal.SIGKILL)
-        launched.wait_exit()
-        eventually(lambda: not any(start_time(pid) for pid in inside), 2, "all are gone")
+    launched.wait_exit()
+    eventually(lambda: not any(start_time(pid) for pid in inside), 2, "all are gone")
 
 
 def into(path: str, *, before: str = "") -> tuple[str, ...]:
