@@ -10,10 +10,15 @@ What always holds
   the answer fails the oldest call under way, or else the next one. The death of a worker comes before all of these.
 * An answer that comes too late is dropped; it carries its call's number and is never taken for another's.
 * No wait is deaf: each hears the answers, the workers' deaths and its deadline at once, and uses no CPU.
-* `uni` and `mp` give the same tokens and raise the same errors.
+* `uni`, `mp` and `mp-nodes` give the same tokens and raise the same errors (over several nodes with node and host; no
+  callables and no pickle there).
 
 Files: `base` (the interface, and which class a backend's name means), `uniproc`, `multiproc`, `replies` (calls and
-answers as a table, no I/O).
+answers as a table, no I/O), `hangs` (who is late), `local_group` (the workers of one machine).
+
+Several nodes: `multinode` (the engine core's side) with `far_ranks` (what it knows of the others), `outside` (its
+sockets: `core_link`, `agent_line`); `relay` (the other nodes' side) with `data_link`; `frames` (what travels between
+them), `waits` (one sleep for rings and sockets); `node_agent`, `leader_agent`, `agent_life` (the agents).
 
 Who writes and who reads
 ------------------------
@@ -24,7 +29,12 @@ calls ring          engine core                     every worker, each its curso
 answer ring of r    worker r                        engine core                       nothing; the pidfd tells
 channel of r        worker r up, engine core down   the other one (`process/`)        EOF: the process is gone
 pidfd of r          the kernel                      engine core                       worker r is gone
+data link of k      engine core down, node k's      the other one                     the node is lost, or the core
+                    agent up
+agent line          engine core and node 0's        the other one                     nothing: an agent that comes again
+                    agent                                                             is told of the group
 ==================  ==============================  ================================  ===============================
 
-The engine core creates the rings after the workers are started and passes their descriptors at step ``queues``.
+Whoever is the workers' parent creates their rings (the engine core; on other nodes the agent) after they are started,
+and passes the descriptors at step ``queues``.
 """

@@ -60,6 +60,7 @@ BACKENDS = {
     "mp": "launcher.executor.multiproc:MultiprocExecutor",
     "mp-nodes": "launcher.executor.multinode:MultinodeExecutor",
 }
+"""The last one is chosen by the plan, where a launch has several nodes."""
 
 
 class Future(Protocol[T_co]):
@@ -215,7 +216,7 @@ def resolve_executor(backend: str) -> type[Executor]:
     """The class for ``uni``, ``mp`` or ``module:Class``. `UsageError` when there is none, or it is no `Executor`."""
     name = BACKENDS.get(backend, backend)
     if ":" not in name:
-        raise UsageError(f"unknown backend {backend!r}; write {', '.join(BACKENDS)} or module:Class")
+        raise UsageError(f"unknown backend {backend!r}; write uni, mp or module:Class")
     found = import_class(name, "backend")
     if not issubclass(found, Executor):
         raise UsageError(

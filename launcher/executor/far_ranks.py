@@ -34,6 +34,11 @@ class FarRanks:
         self.lost: dict[int, str] = {}
         """Node → why its data link is over."""
 
+    @property
+    def missing(self) -> set[int]:
+        """Nodes that are not ready yet."""
+        return set(self.nodes) - self.ready
+
     # --- who they are ----------------------------------------------------------------------------------------------
 
     def joined(self, members: Sequence[Member]) -> None:
@@ -115,17 +120,7 @@ class FarRanks:
 
     def hang(self, late: Late, limit: float) -> Failure:
         node = self.node_of(late.rank)
-        return Failure(
-            title=self._titles[late.rank],
-            role="worker",
-            kind="timeout",
-            headline=late.headline(limit),
-            step="serving",
-            rank=late.rank,
-            node=node,
-            host=self.host(node),
-            at=clock.now(),
-        )
+        return late.failure(limit, self._titles[late.rank], node=node, host=self.host(node))
 
 
 def _title(ranks: RankSettings, rank: int) -> str:

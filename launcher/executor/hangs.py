@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from launcher import clock
+from launcher.errors import Failure
 from launcher.worker.marks import Place
 
 
@@ -19,10 +20,21 @@ class Late(NamedTuple):
     others: int
     """How many more are late."""
 
-    def headline(self, limit: float) -> str:
+    def failure(self, limit: float, title: str, *, pid: int | None = None, node: int = 0, host: str = "") -> Failure:
         what = f"in call {self.call_id}" if self.taken else f"has not taken call {self.call_id}"
         more = f"; {self.others} more ranks are late" if self.others else ""
-        return f"{what} for {limit:g} s (--watchdog-timeout {limit:g}){more}"
+        return Failure(
+            title=title,
+            role="worker",
+            kind="timeout",
+            headline=f"{what} for {limit:g} s (--watchdog-timeout {limit:g}){more}",
+            step="serving",
+            rank=self.rank,
+            node=node,
+            host=host,
+            pid=pid,
+            at=clock.now(),
+        )
 
 
 class HangWatch:

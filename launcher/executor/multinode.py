@@ -89,7 +89,7 @@ class MultinodeExecutor(MultiprocExecutor):
         self._nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._make_waits(outside)
         self._await_nodes(outside)
-        self._group.hand_over_group(*outside.place())
+        self._group.hand_over_group(*outside.place(self.children[0].spec.env))
         outside.placed()
         self._group.hand_over_queues(self._calls_codec, self._codec)
         self._make_waits(outside)
@@ -123,18 +123,16 @@ class MultinodeExecutor(MultiprocExecutor):
             self._look()
             if self._ended is not None:
                 raise self._ended
-            behind, missing = self._group.behind(), set(self._far.nodes) - self._far.ready
+            behind, missing = self._group.behind(), self._far.missing
             if not behind and not missing:
                 return
             last = max(begin, self._progress_at, *(child.last_progress for child in self.children))
             left = last + limit + (AFTER_SUPERVISOR if self.ctx else 0.0) - clock.now()
+            if left <= 0 and behind:
+                raise ChildFailedError(self._group.nursery.too_slow(behind, limit, "ready"))
             if left <= 0:
                 late = f"is not ready: no progress for {clock.now() - last:.0f} s (--ready-timeout {limit:g})"
-                raise ChildFailedError(
-                    self._group.nursery.too_slow(behind, limit, "ready")
-                    if behind
-                    else self._far.gone(min(missing), late, is_late=True)
-                )
+                raise ChildFailedError(self._far.gone(min(missing), late, is_late=True))
             self._nap(Deadline.after(min(left, _TICK)))
 
     def _progress(self, text: str) -> None:

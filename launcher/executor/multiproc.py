@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher import clock
 from launcher.clock import Deadline
 from launcher.config import EngineSettings
 from launcher.errors import ClosedError, Failure, InternalError, PeerDiedError, UsageError, XserveError
@@ -279,16 +278,7 @@ class MultiprocExecutor(Executor):
 
     def _hang(self, late: Late, limit: float) -> Failure:
         child = self.children[late.rank]
-        return Failure(
-            title=child.title,
-            role=child.spec.role,
-            kind="timeout",
-            headline=late.headline(limit),
-            step="serving",
-            rank=late.rank,
-            pid=child.pid,
-            at=clock.now(),
-        )
+        return late.failure(limit, child.title, pid=child.pid)
 
     def watch_fds(self) -> list[int]:
         """One descriptor; it is readable as well when a worker has only reported something: ask `raise_if_dead`."""

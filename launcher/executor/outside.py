@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from launcher.config import NodeSettings
@@ -68,10 +68,14 @@ class Outside:
         """To be waited on."""
         return self.link, self.line
 
-    def place(self) -> tuple[GroupPlace, int]:
-        """What the workers of this node are told, and the listening socket for rank 0 (borrowed until `placed`)."""
+    def place(self, given: Mapping[str, str]) -> tuple[GroupPlace, int]:
+        """What the workers of this node are told, and the listening socket for rank 0 (borrowed until `placed`).
+
+        `given`: what their environment has by the plan or the user; it stays.
+        """
         nodes = self._nodes
-        env = interface_environment(nodes.iface, nodes.address) if nodes.iface else {}
+        found = interface_environment(nodes.iface, nodes.address) if nodes.iface else {}
+        env = {name: value for name, value in found.items() if name not in given}
         url = f"tcp://{url_host(nodes.address)}:{self._port}/{self.generation}"
         return GroupPlace(url, self.generation, env), self._store.fileno()
 

@@ -13,10 +13,10 @@ import pytest
 
 from launcher.errors import ChildFailedError, ClosedError, Failure, RemoteError, UsageError
 from launcher.executor.base import Executor, StepPlan
-from launcher.nodes.messages import CloseGroup
+from launcher.nodes.messages import CloseGroup, OpenGroup
 from launcher.worker.reference import expected_tokens
 from tests.conftest import eventually
-from tests.executor.nodes_rig import KEY, group
+from tests.executor.nodes_rig import KEY, Agent, group
 from tests.executor.rig import generate
 
 
@@ -153,6 +153,41 @@ def test_the_cause_of_a_failure_is_told_to_the_nodes(tmp_path: Path) -> None:
         assert isinstance(closed, list)
         assert closed[0].failure is not None
         assert closed[0].failure.rank == 0
+
+
+def test_a_hung_rank_of_another_node_is_named(tmp_path: Path) -> None:
+    with group(tmp_path) as made:
+        executor = made.executor
+        executor.check_health()
+        assert executor.hung(0.5) is None
+        os.kill(made.nodes[0].pids[1], signal.SIGSTOP)
+        executor.collective_rpc("who", unique_reply_rank=0)
+        begin = time.monotonic()
+        found: list[Failure] = []
+        eventually(lambda: found.extend(filter(None, [executor.hung(2.0)])) or found, 20)
+        assert 2.0 <= time.monotonic() - begin < 6
+        assert (found[0].rank, found[0].node, found[0].host) == (3, 1, "far.example")
+        assert found[0].headline == "has not taken call 2 for 2 s (--watchdog-timeout 2)"
+        os.kill(made.nodes[0].pids[1], signal.SIGCONT)
+        eventually(executor.is_idle)
+        assert executor.hung(2.0) is None
+
+
+def test_an_agent_that_comes_again_is_told_of_the_group(tmp_path: Path) -> None:
+    """While the core is idle: nobody repeats it by the clock."""
+    with group(tmp_path) as made:
+        executor = made.executor
+        made.agent.close()
+        again = Agent(f"ipc://{tmp_path}/agent.sock", [])
+        try:
+            end = time.monotonic() + 10
+            while not again.heard and time.monotonic() < end:
+                if select.select(executor.watch_fds(), [], [], 1)[0]:
+                    executor.raise_if_dead()
+            assert isinstance(again.heard[0], OpenGroup)
+            assert executor.collective_rpc("bump") == [1] * 4
+        finally:
+            again.close()
 
 
 def test_a_node_that_does_not_come(tmp_path: Path) -> None:
