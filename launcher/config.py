@@ -139,6 +139,10 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
     silence_limit: float = 10.0
     """Seconds without a heartbeat after which a node counts as lost."""
 
+    def __repr__(self) -> str:
+        key = "with a key" if self.key else "without a key"  # the key itself is not for logs
+        return f"NodeSettings(node {self.node_rank} of {self.nnodes}, {self.master_addr} {self.master_port}, {key})"
+
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that a node agent is told. Its workers (none on node 0) are `ProcessSpec.children` of its own spec."""

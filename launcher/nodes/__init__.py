@@ -11,7 +11,7 @@ starts a process, imports torch, or unpickles: what came over a network is decod
 
 ================  =====================================================================================================
 `messages`        every word, also those between node 0's agent and its engine core, and on the data link; the decoder
-`membership`      node 0's table: state and event → `actions`. `agreement`: joins that can never fit, in words
+`membership`      node 0's table: a node's `seat` and an event → `actions`. `agreement`: who can never fit, in words
 `leader`          socket and table; non-blocking, for an agent's poll loop. `follower`, `line`: the other end
 `events`          what those two give their agent
 `sockets`         every option of a network socket, how to wait on one, what happens to its connections (`Watcher`)

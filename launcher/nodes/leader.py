@@ -41,7 +41,8 @@ __all__ = ["Joined", "Leader", "LeaderEvent", "Lost", "Mismatch", "Ready", "Refu
 
 BEAT = 1.0
 """Seconds between two beats, each way."""
-SELF_TEST = 5.0
+SELF_TEST = 15.0
+"""Seconds; it takes some milliseconds, and a loaded machine must not be taken for a key that does not protect."""
 LAST_WORDS_MS = 500
 """For `EndGroup` and refusals to leave when we end. Nodes that are there take them at once."""
 _HWM = 200

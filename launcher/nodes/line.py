@@ -173,11 +173,12 @@ class Line:
         given = self._settings
         if given.address:
             return Route(given.iface, given.address)
-        if given.iface:
+        route = route_to(literal)
+        if given.iface and (route is None or route.iface != given.iface):
             version = 6 if ":" in literal else 4
             mine = next((i.best(version) for i in read_interfaces() if i.name == given.iface), None)
             return None if mine is None else Route(given.iface, mine.literal)
-        return route_to(literal)
+        return route
 
     # --- why it does not come about
 

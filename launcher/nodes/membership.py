@@ -22,15 +22,13 @@ group is over that it is. A *group* is wanted from `open` until `close`, and com
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
 
 from launcher.errors import Failure
 from launcher.nodes.actions import Accept, Action, Drop, Fence, Lose, Miss, Refuse, Start, Unknown
 from launcher.nodes.agreement import Ours, misfit, wrong_rank
 from launcher.nodes.messages import Beat, Join, Leaving, Member
+from launcher.nodes.seat import Claim, Node
 from launcher.nodes.words import named, plain, ranks
 
 HOLD = 3.0
@@ -41,60 +39,7 @@ _TICK = 1.0
 _PAUSE = 2.0
 """Seconds between two ticks that mean that we ourselves were stopped: that time is not the others' silence."""
 _STRAYS = 2
-_PAST = 32
-"""Lives that are over, kept for each node rank."""
-
-State = Literal["absent", "joined", "silent", "left"]
-
-
-# --- the table -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Claim:
-    """Another's join under a node rank that is held."""
-
-    peer: bytes
-    join: Join
-    address: str
-    at: float
-
-
-@dataclass(slots=True)
-class Node:
-    rank: int
-    state: State = "absent"
-    peer: bytes = b""
-    """Where its last word came from."""
-    owner: str = ""
-    incarnation: str = ""
-    host: str = ""
-    address: str = ""
-    joined_at: float = 0.0
-    heard_at: float = 0.0
-    due: float = 0.0
-    """When it counts as silent."""
-    number: int = -1
-    generation: int = -1
-    """The group that it says it is in."""
-    told: int = -1
-    """The group that we told it to start: it may not have said yet that it is in it."""
-    strays: int = 0
-    """Beats since then in which it was in none."""
-    phase: str = ""
-    is_lost: bool = False
-    """A group was lost with it: it is not to go on with that."""
-    is_cut: bool = False
-    """Its connection has closed since it was last heard."""
-    claim: _Claim | None = None
-    past: deque[str] = field(default_factory=lambda: deque(maxlen=_PAST))
-
-    @property
-    def member(self) -> Member:
-        return Member(self.rank, self.host, self.address)
-
-    def __str__(self) -> str:
-        return f"node {self.rank} ({self.host}, {self.address})"
+"""Beats outside of a group, of a node that was told to start one, until we take it that our word got lost."""
 
 
 class Membership:
@@ -196,7 +141,7 @@ class Membership:
         if reason := wrong_rank(join, address, self._ours, self.members, self.missing):
             return [Refuse(peer, join.incarnation, reason)]
         node = self._nodes[join.node_rank]
-        claim = _Claim(peer, join, address, now)
+        claim = Claim(peer, join, address, now)
         if join.incarnation in node.past:
             return [Drop("a life that is over")]
         if join.generation >= 0 and self._is_stale(node, join):
@@ -215,7 +160,7 @@ class Membership:
                 return True
         return join.launch_id != self._launch_id or self._is_over(join.generation)
 
-    def _admit(self, node: Node, claim: _Claim) -> list[Action]:
+    def _admit(self, node: Node, claim: Claim) -> list[Action]:
         join, now = claim.join, claim.at
         is_new = node.state != "joined" or node.incarnation != join.incarnation
         if node.incarnation and node.incarnation != join.incarnation:
@@ -230,7 +175,7 @@ class Membership:
             node.joined_at = now
         return [Accept(claim.peer, join.incarnation, node.member, is_new), *self._gather()]
 
-    def _hold(self, node: Node, claim: _Claim) -> list[Action]:
+    def _hold(self, node: Node, claim: Claim) -> list[Action]:
         if node.claim is None:
             node.claim = claim
         elif node.claim.join.incarnation == claim.join.incarnation:
@@ -331,7 +276,7 @@ class Membership:
         if node.state == "joined" and now < claim.at + HOLD:
             return []
         lost = self._lose(node, f"{node} {self._silent_for(node, now)}; {plain(claim.join.host)} has taken its place")
-        return [*lost, *self._admit(node, _Claim(claim.peer, claim.join, claim.address, now))]
+        return [*lost, *self._admit(node, Claim(claim.peer, claim.join, claim.address, now))]
 
     def _silence(self, node: Node, now: float) -> list[Action]:
         done = self._lose(node, f"{node} {self._silent_for(node, now)}")

@@ -8,13 +8,14 @@ import pytest
 import zmq
 
 from launcher.clock import Deadline
+from launcher.config import AgentSettings
 from launcher.errors import HostError
 from launcher.nodes import gate as gate_module
 from launcher.nodes.gate import Gate, self_test
 from launcher.nodes.secure import DOMAIN, Security
 from launcher.nodes.sockets import make_socket
 from tests.conftest import eventually
-from tests.nodes.parties import KEY, OTHER_KEY
+from tests.nodes.parties import KEY, OTHER_KEY, settings
 
 NODES = 3
 
@@ -210,6 +211,12 @@ def test_keys_are_in_no_repr() -> None:
     for public, secret in security._keys:
         assert public.decode() not in shown
         assert secret.decode() not in shown
+
+
+def test_the_secret_is_in_no_repr_of_the_settings() -> None:
+    shown = repr(AgentSettings(nodes=settings(0, 29500, key=KEY)))
+    assert "with a key" in shown
+    assert repr(KEY)[2:20] not in shown
 
 
 def test_keys_differ_by_rank_and_secret() -> None:
