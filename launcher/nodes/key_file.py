@@ -16,6 +16,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from launcher import envs
 from launcher.errors import HostError, UsageError
 
 KEY_BYTES = 32
@@ -37,7 +38,9 @@ def read_key(path: Path) -> bytes:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
             raise UsageError(f"--cluster-key-file {path} is no regular file; make one with: xserve keygen FILE")
-        if mode & 0o077:
+        # systemd lets the unit's user read its credentials by an access list, whose mask shows as the group's mode.
+        given_by_systemd = path.absolute().parent == envs.credentials_directory()
+        if mode & (0o037 if given_by_systemd else 0o077):
             raise UsageError(
                 f"--cluster-key-file {path} may be read by others (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
             )

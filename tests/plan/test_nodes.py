@@ -377,10 +377,14 @@ def test_the_key_that_systemd_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from launcher.nodes.key_file import read_key, write_key
 
     write_key(tmp_path / "cluster.key")
+    (tmp_path / "cluster.key").chmod(0o440)  # as systemd has it for a unit with a user of its own
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     made = config(master_addr="127.0.0.1")
     keyed = make_plan(made, machine(), run_dir=Path("/run/x"), launch_id="L1", name="default")
-    assert agent(keyed).nodes.key == read_key(tmp_path / "cluster.key")
+    assert agent(keyed).nodes.key == read_key(tmp_path / "cluster.key") != b""
+    (tmp_path / "cluster.key").chmod(0o444)
+    with pytest.raises(UsageError, match="may be read by others"):
+        make_plan(made, machine(), run_dir=Path("/run/x"), launch_id="L1", name="default")
     (tmp_path / "cluster.key").unlink()
     assert agent(make_plan(made, machine(), run_dir=Path("/run/x"), launch_id="L1", name="default")).nodes.key == b""
 
