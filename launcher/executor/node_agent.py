@@ -94,6 +94,8 @@ class FollowerAgent:
     def run(self) -> Deadline:
         """Until it is over; the time that is left for ending the workers."""
         try:
+            # A start that fails on this node is stopped by our supervisor, and node 0 is still to hear why.
+            self._ctx.heed_sigterm()
             self._ctx.enter(Step.JOIN, self._who())
             while self._state is not State.OVER:
                 self._wait()
@@ -127,6 +129,8 @@ class FollowerAgent:
 
     def _turn(self) -> None:
         messages, stopped = self._ctx.news()
+        if stopped:
+            self._look_after_workers()  # it may follow from what they have to tell
         for message in messages:
             if isinstance(message, Drain | Stop):
                 self._stop_by = self._stop_by.earlier(message.budget)

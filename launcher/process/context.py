@@ -91,11 +91,15 @@ class ChildContext:
 
     def ready(self, info: dict[str, Any] | None = None) -> None:
         """READY. From here on SIGTERM asks for an orderly end; before, it simply ends the process."""
+        self.heed_sigterm()
+        self.step = Step.READY
+        self.send(ReadyReport(info=info or {}))
+
+    def heed_sigterm(self) -> None:
+        """From here on SIGTERM asks for an orderly end, though this process is not READY: it looks, and soon."""
         if self._signals is None:
             self._signals = signals.SignalPipe([signal.SIGTERM])
             self._wake.register(self._signals.fileno(), select.EPOLLIN)
-        self.step = Step.READY
-        self.send(ReadyReport(info=info or {}))
 
     def report_hang(self, failure: Failure) -> None:
         """A child of ours is hung: the supervisor shows the stacks of all and then decides."""
