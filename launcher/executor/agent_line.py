@@ -90,7 +90,7 @@ class AgentLine:
 
     def close(self) -> None:
         """The last word gets `_LINGER_MS` to be taken. Idempotent."""
-        self._watcher.close()
         if not self._socket.closed:
+            self._watcher.close()
             self._socket.close(linger=_LINGER_MS)
         self._context.term()

@@ -210,8 +210,8 @@ class NodeLink:
 
     def close(self) -> None:
         """Last words get `LINGER_MS` to be taken, if the core is there. Idempotent."""
-        self._watcher.close()
         if not self._socket.closed:
+            self._watcher.close()
             if self._words and not self._why and self._socket.poll(LINGER_MS, zmq.POLLOUT):
                 self.flush()
             self._socket.close(linger=0 if self._why else LINGER_MS)

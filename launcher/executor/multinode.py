@@ -111,6 +111,7 @@ class MultinodeExecutor(MultiprocExecutor):
             if self._ended is not None:
                 raise self._ended
             if self._far.have_joined:
+                self._progress("all nodes have joined")
                 return
             outside.line.say_again()
             self._nap(Deadline.after(_TICK))
@@ -185,8 +186,9 @@ class MultinodeExecutor(MultiprocExecutor):
                 raise self._ended
             if limit.expired:
                 late = f"has taken nothing for {limit.seconds:g} s"
-                self._end(ChildFailedError(self._far.gone(link.laggards()[0], late, is_late=True)))
-                return
+                error = ChildFailedError(self._far.gone(link.laggards()[0], late, is_late=True))
+                self._end(error)
+                raise error
             self._nap(limit)
 
     def _sleep(self, deadline: Deadline, rank: int) -> None:
@@ -289,6 +291,10 @@ class MultinodeExecutor(MultiprocExecutor):
 
     def _hang(self, late: Late, limit: float) -> Failure:
         return super()._hang(late, limit) if late.rank < self._far.first else self._far.hang(late, limit)
+
+    def tell_hung(self, failure: Failure) -> None:
+        if self._outside is not None:
+            self._outside.hung(failure)
 
     def watch_fds(self) -> list[int]:
         if self._closed or self._outside is None:

@@ -160,6 +160,7 @@ def test_a_hung_rank_of_another_node_is_named(tmp_path: Path) -> None:
         executor = made.executor
         executor.check_health()
         assert executor.hung(0.5) is None
+        eventually(executor.is_idle)  # it has not only answered, but says so itself
         os.kill(made.nodes[0].pids[1], signal.SIGSTOP)
         executor.collective_rpc("who", unique_reply_rank=0)
         begin = time.monotonic()
@@ -203,3 +204,21 @@ def test_a_node_that_does_not_come(tmp_path: Path) -> None:
         with pytest.raises(ChildFailedError, match="node 1 did not join") as error:
             made.executor.start()
         assert error.value.exit_code == 69
+
+
+def test_a_node_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its relay is stopped: what is sent waits in sockets, and then in us, but not for ever."""
+    monkeypatch.setattr("launcher.executor.multinode.SEND_LIMIT", 1.0)
+    with group(tmp_path) as made:
+        os.kill(made.nodes[0].process.pid, signal.SIGSTOP)
+        with pytest.raises(ChildFailedError, match="has taken nothing for 1 s") as error:
+            _send_for_ever(made.executor)
+        assert (error.value.cause.node, error.value.cause.kind) == (1, "timeout")
+        with pytest.raises(ChildFailedError):
+            made.executor.collective_rpc("who")
+        made.executor.shutdown(0.5)
+
+
+def _send_for_ever(executor: Executor) -> None:
+    for _ in range(2000):
+        executor.collective_rpc("echo", (bytes(1 << 20),), unique_reply_rank=0, non_block=True)
