@@ -74,7 +74,8 @@ def advise(cause: Failure) -> str:
             " (xserve plan prints a rule)"
         )
     if cause.kind == "timeout":
-        return "if it is slow and not stuck, give it more time with --ready-timeout"
+        flag = "--watchdog-timeout" if "--watchdog-timeout" in cause.headline else "--ready-timeout"
+        return f"if it is slow and not stuck, give it more time with {flag}"
     if cause.kind == "raised":
         return ""
     if cause.kind == "peer_lost":

@@ -120,6 +120,10 @@ class Outside:
         self.link.say(word)
         self.line.end(CloseGroup(self.generation, reason, failure, orderly))
 
+    def hung(self, failure: Failure) -> None:
+        """To the nodes only: they show their stacks, and end. What follows here is the supervisor's to say."""
+        self.link.say(EndGroup(self._launch_id, self.generation, failure.headline, failure))
+
     def close(self) -> None:
         self._store.close()
         self.link.close()
