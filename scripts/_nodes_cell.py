@@ -57,6 +57,8 @@ class Bench:
         self._place = transports.Place(task.namespaces, task.addresses)
         key = secrets.token_bytes(32)
         self._made = {name: transports.make(name, self._place, task.workers, key) for name in task.transports}
+        for transport in self._made.values():
+            transport.connect()
         gc.disable()
 
     def _sent(self) -> int:

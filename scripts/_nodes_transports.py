@@ -7,6 +7,7 @@ same small message as in `_transports`: a record of the call's number and the pa
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import traceback
@@ -28,6 +29,9 @@ class Place(NamedTuple):
 
 
 class Transport(Protocol):
+    """Its constructor forks what is to be on node 1, while nothing here has a thread yet."""
+
+    def connect(self) -> None: ...
     def call(self, number: int, payload: bytes, answers: int) -> None:
         """To all workers, and wait for the acknowledgements: of one rank, or of `ALL`."""
 
@@ -60,13 +64,15 @@ class Vllm:
     """MessageQueue as vLLM's executor makes it over several nodes: a subscription per remote worker, a queue back."""
 
     def __init__(self, place: Place, workers: int) -> None:
+        self._place = place
+        work = functools.partial(self._work, address=place.addresses[1])
+        self._children = [fork_on(place.namespaces[1], work) for _ in range(workers)]
+
+    def connect(self) -> None:
         from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
-        self._children = []
-        for _ in range(workers):
-            self._children.append(fork_on(place.namespaces[1], lambda line: self._work(line, place.addresses[1])))
-        with inside(place.namespaces[0]):
-            self._down = MessageQueue(workers, 0, connect_ip=place.addresses[0])
+        with inside(self._place.namespaces[0]):
+            self._down = MessageQueue(len(self._children), 0, connect_ip=self._place.addresses[0])
             for rank, (_, line) in enumerate(self._children):
                 line.send((rank, self._down.export_handle()))
             self._acks = [MessageQueue.create_from_handle(line.recv(), -1) for _, line in self._children]

@@ -48,6 +48,7 @@ def run_cell(python: str, task: Task) -> Results:
     environment = _peers.environment()
     environment["PATH"] = os.pathsep.join([environment["PATH"], "/usr/sbin", "/sbin"])  # where ip is
     script = Path(__file__).with_name("_nodes_cell.py")
+    environment["PYTHONPATH"] += f"{os.pathsep}{script.parent}"  # for the workers, which are started anew
     command = [python, str(script), msgspec.json.encode(task).decode()]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
     if done.returncode:
@@ -93,7 +94,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     python, names, note = sys.executable, OURS, "without vLLM: give --with-peers"
     if options.with_peers:
         try:
-            python, names, note = _peers.peer_python("queue"), (*OURS, "vllm"), ""
+            python, names, note = _peers.peer_python("executor"), (*OURS, "vllm"), ""
         except _peers.NoPeer as error:
             note = str(error)
     if note:
