@@ -202,7 +202,7 @@ class _Control:
             return StatusReply(self._status())
         if isinstance(request, StopRequest):
             budget = self._plan.shutdown_timeout if request.budget is None else request.budget
-            if self._supervisor.state in (State.STARTING, State.READY):
+            if self._supervisor.state in (State.STARTING, State.READY, State.RECOVERING):
                 self._supervisor.ask_to_stop(budget=budget)
             return StopReply(pid=os.getpid(), budget=budget)
         return ErrorReply(f"unknown request {type(request).__name__}")

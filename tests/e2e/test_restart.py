@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -141,11 +143,16 @@ def test_a_stop_is_a_stop_in_back_off_too(launch: Start) -> None:
     launched.assert_nothing_left()
 
 
-def test_a_stop_while_the_core_is_away(launch: Start) -> None:
+@pytest.mark.parametrize("by", ["signal", "xserve stop"])
+def test_a_stop_while_the_core_is_away(launch: Start, by: str) -> None:
     launched = launch("--tp", "2", fault="step_raise:1")
     launched.wait_ready()
     eventually(lambda: _hit(launched) or "in 2 s" in launched.output, 20)
-    launched.signal(signal.SIGTERM)
+    if by == "signal":
+        launched.signal(signal.SIGTERM)
+    else:
+        command = [sys.executable, "-m", "launcher.cli", "stop"]
+        subprocess.run(command, env=launched.environment, check=True, timeout=30, capture_output=True)
     assert launched.wait_exit() == 0
     launched.assert_nothing_left()
 
