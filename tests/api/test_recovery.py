@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from launcher.process.reports import Drain, TreeState
+from launcher.process.restart import RestartSettings
 from launcher.worker.reference import expected_tokens
 from tests.api.fakes import text_of
 from tests.api.test_server import Server
@@ -175,6 +176,21 @@ def test_the_poison_alone_is_refused(make_site) -> None:
         bad_stream.result()
     assert cut.value.code == "poison_request"
     assert site.text("after") == answer("after")
+
+
+def test_several_choices_of_one_poison_do_not_each_take_their_deaths(make_site) -> None:
+    """The first that is failed ends the others, which are at the core again only for a moment, if at all."""
+    site = make_site()
+    lives = site.serve(step_ms=5, poison_token=ord(POISON))
+    good = site.start(site.text, "good", max_tokens=400)
+    eventually(lambda: site.generated() > 5, what="it runs")
+    bad = site.start(site.complete, [f"bad {POISON}", f"worse {POISON}"], n=3)
+    site.keep_alive([good, bad])
+    with pytest.raises(openai.InternalServerError) as refused:
+        bad.result()
+    assert refused.value.code == "poison_request"
+    assert good.result() == answer("good", 400)
+    assert lives.generation - 1 <= RestartSettings().max_restarts
 
 
 def test_a_stream_is_kept_alive_by_comments_and_who_hangs_up_is_forgotten(make_site) -> None:
