@@ -185,6 +185,12 @@ class Run:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
+def others_at_work() -> str:
+    """A reason to doubt the times: chaos alone keeps about one and a half CPUs busy."""
+    load, cpus = os.getloadavg()[1], len(os.sched_getaffinity(0))
+    return f"the load was {load:.1f} on {cpus} CPUs: what took too long may have had to wait" if load > 2 * cpus else ""
+
+
 def figures(run: Run, played: int, soak: dict[str, Any] | None) -> dict[str, Any]:
     arena, counts = run.arena, run.load.counts
     goals = [_figures.goal(name, len(arena.faults[name]), 0) for name in FAULTS]
@@ -221,7 +227,7 @@ def figures(run: Run, played: int, soak: dict[str, Any] | None) -> dict[str, Any
             "keep-alive comments": counts.replayed_comments,
         },
         "faults": {name: lines for name, lines in arena.faults.items() if lines},
-        "note": arena.memory.note,
+        "note": "; ".join(filter(None, (arena.memory.note, others_at_work()))),
         "soak": soak,
         "host": _figures.facts(),
     }
