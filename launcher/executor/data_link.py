@@ -29,7 +29,7 @@ from launcher.nodes.messages import EndGroup, Hello, OnData, Reader, ToData, Wel
 from launcher.nodes.secure import Security
 from launcher.nodes.sockets import Watcher, has_input, make_socket
 
-HWM = 128
+HWM = 64
 MAX_FRAME = MAX_CHUNK + (1 << 20)
 STALL_MS = 60_000
 """A node whose ring is full reads nothing for as long as its workers compute. Whether it lives, heartbeats tell."""

@@ -129,7 +129,7 @@ def test_a_frame_that_comes_twice_or_is_missing_in_a_message() -> None:
         with pytest.raises(WireError, match=why):
             put_together(assembler, [made[i] for i in order])
     other = cut(CALL, NO_RANK, (8, b"x", []), 1)
-    with pytest.raises(WireError, match="a chunk at 0 where 1048576 was to come"):
+    with pytest.raises(WireError, match=f"a chunk at 0 where {CHUNK} was to come"):
         put_together(Assembler(CALL), [made[0], other[0]])
 
 
