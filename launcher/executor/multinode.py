@@ -105,7 +105,7 @@ class MultinodeExecutor(MultiprocExecutor):
     def _await_nodes(self, outside: Outside) -> None:
         """Our agent has the limit: it says `GroupLost` when the join timeout has passed."""
         if self.ctx is not None:
-            self.ctx.enter(Step.JOIN, "waiting for the other nodes")
+            self.ctx.enter(Step.JOIN)
         while True:
             self._look()
             if self._ended is not None:
