@@ -39,6 +39,9 @@ def copy(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/setup", tmp_path / "scripts/setup")
     shutil.copy(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
+    native = Path("launcher/ipc/_native.c")
+    (tmp_path / native).parent.mkdir(parents=True)
+    shutil.copy(ROOT / native, tmp_path / native)
     return tmp_path
 
 
@@ -63,7 +66,8 @@ def setup(copy: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 def write_stamp(copy: Path) -> None:
     """What `scripts/setup` writes when it is done, for the stand-in's version."""
     digest = hashlib.sha256(f"{copy}\nPython 3.12.0\n".encode())
-    digest.update((copy / "pyproject.toml").read_bytes() + (copy / "scripts/setup").read_bytes())
+    for file in ("pyproject.toml", "scripts/setup", "launcher/ipc/_native.c"):
+        digest.update((copy / file).read_bytes())
     (copy / ".venv/.setup").write_text(digest.hexdigest() + "\n")
 
 
