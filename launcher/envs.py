@@ -51,6 +51,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("LISTEN_PIDFDID", "text", "", "systemd's sockets; the supervisor's alone", False),
     Variable("OMP_NUM_THREADS", "integer", "CPUs / local workers", "threads of each worker; wins over our budget"),
     Variable("CUDA_VISIBLE_DEVICES", "text", "all", "GPUs that a launch may use"),
+    Variable("TORCH_SYMM_MEM_DISABLE_MULTICAST", "switch", "", "set by xserve: torch leaves NVLink multicast alone"),
     Variable("HF_HUB_OFFLINE", "switch", "", "never ask the model hub"),
     Variable("NO_COLOR", "switch", "", "any value: plain output"),
     Variable("TERM", "text", "", "not set or dumb: plain output"),
@@ -140,6 +141,11 @@ def omp_num_threads() -> int | None:
 def cuda_visible_devices() -> str | None:
     """As it stands: None when not set, and the empty string (no GPU at all) is not None."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def multicast_is_off() -> bool:
+    """Whether torch leaves NVLink multicast alone."""
+    return _switch("TORCH_SYMM_MEM_DISABLE_MULTICAST")
 
 
 def hf_hub_offline() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -16,7 +16,7 @@ from launcher.models import load as loading
 from launcher.models.batch import Batch, Chunk, Sample, build
 from launcher.models.card_memory import Card, kv_room, no_room_for_weights, shortage
 from launcher.models.packed import find_kernel
-from launcher.parallel.groups import Groups, join
+from launcher.parallel.groups import AllReduce, Groups, join
 from launcher.parallel.ranks import Layout
 from launcher.worker.base import (
     GrammarMask,
@@ -74,6 +74,7 @@ class TransformersWorker(Worker):
             self.device,
             settings.group_timeout,
             via_host=settings.host_collectives,
+            all_reduce=_all_reduce(settings.worker_config),
         )
         self._communicator = self.groups.communicator("tp")
         self._communicator.on_wait = lambda waiting: self.waits(waiting)
@@ -265,6 +266,15 @@ class TransformersWorker(Worker):
     def _holders(self) -> list[Holder] | str:
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         return card_holders(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+
+
+def _all_reduce(config: dict[str, str]) -> AllReduce:
+    """How the ranks' sums are made. Raises UsageError for a value that is none."""
+    value = config.get("all_reduce", "nccl")
+    found = next((known for known in get_args(AllReduce) if known == value), None)
+    if found is None:
+        raise UsageError(f"--worker-config all_reduce={value}: it is nccl (the default) or symmetric")
+    return found
 
 
 def _mask_rows(mask: GrammarMask | None) -> dict[int, bytes]:

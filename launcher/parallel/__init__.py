@@ -8,6 +8,10 @@ passed to whoever communicates; from it, per kind of group (TP, PP, DP, EP …),
     groups          joins the world, makes the groups, picks communicators, leaves
     communicators   what a communicator is; through torch's process group
     shared          through memory that the ranks of one machine share
+    symmetric       through memory that its cards show to each other, when asked for; tried before it is trusted
+    ways            which of its ways is the fastest for a size: arithmetic, no torch
+    accord          what all ranks must be of one mind about
+    symmetric_kernels   the device's part of it
 
 What always holds:
 

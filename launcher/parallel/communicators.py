@@ -5,6 +5,7 @@
 `TorchCommunicator`     the process group itself (nccl, gloo): works everywhere
 `SharedCommunicator`    host memory shared by ranks of one machine (see `launcher.parallel.shared`): tens of
                         microseconds where gloo takes milliseconds
+`SymmetricCommunicator` memory that cards show to each other, when asked for (see `launcher.parallel.symmetric`)
 `HostCommunicator`      tensors on a device, copied to host memory for one of the two above: for ranks that share a GPU
 ======================  =========================================================================================
 
@@ -133,5 +134,12 @@ class HostCommunicator(Communicator):
         return self._stage[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-_PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
-"""How gloo's messages tell that the other end is gone."""
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "remote process exited",  # NCCL
+    "communicator was aborted",  # NCCL, by its own watchdog
+)
+"""How gloo's and NCCL's messages tell that the other end is gone."""

@@ -10,6 +10,12 @@ cuda         nccl for tensors on the GPU, gloo for tensors in host memory, in on
 cuda shared  gloo: ranks share a GPU, which nccl refuses; tensors take the way through host memory
 ===========  ==========================================================================================
 
+The device is not bound to the world (``device_id``): torch would then split NCCL's communicator for each group of one
+that a mesh makes (`launcher.models.load`). NCCL's own is made by the first collective, in `init_device`.
+
+With `all_reduce` ``symmetric`` the TP group's sums on GPUs go through memory that the cards show to each other, where
+that is right and faster (`launcher.parallel.symmetric`).
+
 A kind whose groups have one member has no process group; one whose group is the whole world uses the default group.
 gloo listens on an interface of its own choice unless the environment names one: the plan sets GLOO_SOCKET_IFNAME.
 """
@@ -19,6 +25,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -33,8 +40,12 @@ from launcher.parallel.communicators import (
 from launcher.parallel.ranks import GROUP_KINDS, GroupKind, Layout
 from launcher.parallel.rendezvous import open_store
 from launcher.parallel.shared import attach
+from launcher.parallel.symmetric import connect
+from launcher.parallel.symmetric_kernels import TorchKernels
 
 log = logging.getLogger(__name__)
+
+AllReduce = Literal["nccl", "symmetric"]
 
 JOIN_TIMEOUT = 600.0
 """Seconds that a rank waits for the others, at the rendezvous and in a collective."""
@@ -65,6 +76,7 @@ class Groups:
     by_kind: dict[GroupKind, Group]
     timeout: float
     via_host: bool = False
+    all_reduce: AllReduce = "nccl"
     _communicators: dict[GroupKind, Communicator] = field(default_factory=dict)
 
     def communicator(self, kind: GroupKind) -> Communicator:
@@ -73,7 +85,11 @@ class Groups:
         The first call for a kind is collective: every rank of the group makes it at the same point.
         """
         if kind not in self._communicators:
-            self._communicators[kind] = _connect(self.by_kind[kind], self.device, self.timeout, self.via_host)
+            group = self.by_kind[kind]
+            made = _connect(group, self.device, self.timeout, self.via_host)
+            if kind == "tp" and self.all_reduce == "symmetric":
+                made = _through_cards(group, made, self.device, self.via_host)
+            self._communicators[kind] = made
         return self._communicators[kind]
 
     def close(self) -> None:
@@ -83,7 +99,7 @@ class Groups:
         self._communicators.clear()
         self.by_kind.clear()
         if dist.is_initialized():
-            dist.destroy_process_group()
+            _leave_world()
 
 
 def join(
@@ -94,10 +110,11 @@ def join(
     timeout: float = JOIN_TIMEOUT,
     *,
     via_host: bool = False,
+    all_reduce: AllReduce = "nccl",
 ) -> Groups:
     """Meet the other ranks at `url` and make the groups. Collective over the world; `timeout` in seconds.
 
-    `via_host`: tensors on a device are reduced in host memory; all ranks say the same.
+    `via_host`: tensors on a device are reduced in host memory; all ranks say the same. `all_reduce`: likewise.
     Raises UsageError, HostError (the URL), XserveError naming rank and size when the others do not come.
     A world of one rank needs no URL and touches torch.distributed not at all.
     """
@@ -107,7 +124,7 @@ def join(
             raise UsageError(f"rank {rank} of {size} was given no rendezvous")
         _join_world(url, rank, size, torch.device("cpu") if via_host else device, timeout)
     by_kind = {kind: _own_group(layout, kind, rank, timeout) for kind in GROUP_KINDS}
-    return Groups(layout, rank, device, by_kind, timeout, via_host)
+    return Groups(layout, rank, device, by_kind, timeout, via_host, all_reduce)
 
 
 def _join_world(url: str, rank: int, size: int, device: torch.device, timeout: float) -> None:
@@ -120,10 +137,22 @@ def _join_world(url: str, rank: int, size: int, device: torch.device, timeout: f
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout),
-            device_id=device if cuda else None,
         )
     except (RuntimeError, ValueError) as error:
         raise XserveError(f"rank {rank} of {size} could not join the others at {url}: {error}") from error
+
+
+def _leave_world() -> None:
+    """NCCL's orderly end waits for the others' (they may be dead); its abort does not."""
+    backends = str(dist.get_backend_config())
+    if "nccl" in backends:
+        try:
+            dist.distributed_c10d._abort_process_group()
+            return
+        except (AttributeError, RuntimeError) as error:
+            log.debug("leaving NCCL by its orderly end: %s", error)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _own_group(layout: Layout, kind: GroupKind, rank: int, timeout: float) -> Group:
@@ -154,3 +183,24 @@ def _connect(group: Group, device: torch.device, timeout: float, via_host: bool)
     if group.index == 0:
         log.warning("the %s group's all-reduce goes through gloo, which is slow: %s", group.kind, why_not)
     return by_torch
+
+
+def _through_cards(group: Group, by: Communicator, device: torch.device, via_host: bool) -> Communicator:
+    """`by`, or one through the cards' memory on top of it. Collective: all ranks get the same class."""
+    if group.process_group is None:
+        return by
+    if via_host:
+        reason = "ranks share a card"
+    elif device.type != "cuda":
+        reason = "the ranks are not on GPUs"
+    else:
+        made, reason = connect(by, TorchKernels(group.process_group, device), device)
+        if made is not None:
+            return made
+    if group.index == 0:
+        log.warning("all_reduce=symmetric is not to be had, sums go by %s: %s", _library(by), reason)
+    return by
+
+
+def _library(by: Communicator) -> str:
+    return "NCCL" if isinstance(by, TorchCommunicator) else f"{by.kind} memory"

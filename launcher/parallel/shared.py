@@ -29,14 +29,13 @@ import platform
 import secrets
 import select
 import time
-import zlib
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
 from launcher.clock import Deadline
 from launcher.errors import ClosedError, DeadlineError, PeerDiedError
+from launcher.parallel.accord import machine
 from launcher.parallel.communicators import Communicator
 
 log = logging.getLogger(__name__)
@@ -191,7 +190,7 @@ def _parts(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def attach(by: Communicator, timeout: float) -> tuple[SharedCommunicator | None, str]:
     """Collective over `by`: a communicator for every rank, or for none and the reason. `timeout`: seconds, per call."""
     pid = os.getpid()
-    facts = _tell(by, [pid, _here(), int(platform.machine() in ("x86_64", "AMD64"))])
+    facts = _tell(by, [pid, machine(), int(platform.machine() in ("x86_64", "AMD64"))])
     if any(fact[1] != facts[0][1] for fact in facts):
         return None, "the ranks are not on one machine"
     if not all(fact[2] for fact in facts):
@@ -236,12 +235,6 @@ class _Opened:
 
 def _tell(by: Communicator, values: list[int]) -> list[list[int]]:
     return [found.tolist() for found in by.all_gather(torch.tensor(values, dtype=torch.int64))]
-
-
-def _here() -> int:
-    """The same number on ranks that see each other's /proc: one boot of one machine, one pid namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    return zlib.crc32(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode())
 
 
 def _offer(size: int) -> tuple[int, int]:

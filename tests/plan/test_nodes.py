@@ -138,7 +138,7 @@ def test_one_node_is_as_before() -> None:
         (False, 2, "file:///")
     ] * 2
     assert made.processes[1].env["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "NCCL_SOCKET_IFNAME" not in made.processes[1].env
+    assert made.processes[1].env["NCCL_SOCKET_IFNAME"] == "=lo"
     assert [row.name for row in made.ports] == ["HTTP"]
     assert made.firewall is None
 

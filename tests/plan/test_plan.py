@@ -158,7 +158,9 @@ def test_environment() -> None:
     assert core.env == core.children[0].env == made.helper.env
     assert core.env["OMP_NUM_THREADS"] == core.env["MKL_NUM_THREADS"] == "4"
     assert core.env["OPENBLAS_NUM_THREADS"] == "1"
-    assert core.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert (core.env["GLOO_SOCKET_IFNAME"], core.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    assert core.env["NCCL_NVLS_ENABLE"] == "0"
+    assert core.env["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == core.env["NVSHMEM_DISABLE_NVLS"] == "1"
     assert core.env["TOKENIZERS_PARALLELISM"] == "false"
     assert "HF_HUB_OFFLINE" not in core.env
     assert api.env["OMP_NUM_THREADS"] == "1"
