@@ -49,6 +49,10 @@ _LEAVING = 2.0
 all nodes at once, and a drain is not to be cut short by the first of them that says so."""
 
 
+_ENDING = ("draining", "stopping", "failed")
+"""States of a tree that is on its way to its end."""
+
+
 class CoreLine:
     """The agent's end of the line to the engine core of its node. Never blocks."""
 
@@ -218,10 +222,16 @@ class LeaderAgent:
     # --- end
 
     def _end(self) -> None:
-        """Told to stop: the other nodes are to stop too. Whether all is well, the last word of the tree says."""
+        """Told to stop: the other nodes are to stop too. Whether all is well, the last word of the tree says.
+
+        A tree that has said nothing of an end is gone, or goes on without us: then we say nothing either, and the other
+        nodes wait for node 0 as their restart policy says.
+        """
         for message in self._ctx.poll_messages():
             if isinstance(message, TreeState):
                 self._state = message
+        if self._state.state not in _ENDING:
+            return
         failed = self._state.state == "failed"
         reason = self._state.phase if failed else "node 0 was stopped"
         generation = self._wanted.generation if self._wanted is not None else -1

@@ -147,7 +147,7 @@ class MultinodeExecutor(MultiprocExecutor):
         error = self._ended or sys.exception()  # we may be called because of an error, while it is on its way
         told = self.ctx is None or self.ctx.stop_requested
         orderly = error is None and told and budget > 0
-        reason = str(error or "node 0 was stopped").partition("\n")[0]
+        reason = str(error or ("node 0 was stopped" if orderly else "node 0 is gone")).partition("\n")[0]
         self._outside.end(reason, None if error is None else cause_behind(error), orderly=orderly)
 
     def shutdown(self, budget: float) -> list[str]:

@@ -210,7 +210,8 @@ class FollowerAgent:
         elif end.orderly:
             self._happen(Event.ENDED)
         elif end.failure is None:
-            self._broken(NodeLostError(f"node 0 ended the group: {end.reason}", title="NodeAgent_N0"))
+            text = f"{self._node_0} ended the group, {self._follower.last_heard}: {end.reason}"
+            self._broken(NodeLostError(text, title="NodeAgent_N0"))
         else:
             own = end.failure.node == self._nodes.node_rank
             # Another node's failure is for node 0 to count and to show in full; here it means: the group is lost.

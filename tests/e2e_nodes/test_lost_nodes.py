@@ -227,3 +227,19 @@ def test_a_hang_on_node_1_is_found(make_net: MakeNet, start: Start) -> None:
     assert codes[1] in (1, 69), pair.one.output  # who is to blame, a dead core has not always time to say
     assert "rank 1" in last_lines(pair.zero)
     assert "node1" in pair.zero.output
+
+
+def test_a_supervisor_that_is_killed_on_node_0_is_no_order_to_stop(make_net: MakeNet, start: Start) -> None:
+    """Its children see it go, and are gone soon: nothing that they say in that moment may end node 1 for good."""
+    pair = make_pair(make_net, start)
+    pair.zero.tree()
+    os.kill(pair.zero.process.pid, signal.SIGKILL)
+    pair.zero.wait_exit(5)
+    pair.zero.assert_nothing_left(5)
+    pair.one.wait_line(r"node 0 .*last heard at", NOTICED)
+    zero = start(pair.net, 0, *pair.flags, "--node-rank", "0")
+    zero.wait_node(30)
+    pair.one.wait_node(30)
+    assert zero.is_right("after the supervisor", 8)
+    assert zero.stop() == 0
+    assert pair.one.wait_exit(15) == 0
