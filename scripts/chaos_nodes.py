@@ -42,7 +42,7 @@ from _chaos_tree import Launch, until
 from _testnet import NoNet, Testnet, inside
 from chaos import reference_question
 
-from launcher.process import kernel
+from launcher.process import kernel, procfs
 
 PORT = 8000
 CONCURRENT = 10
@@ -161,9 +161,12 @@ class Run:
         window = Window(time.monotonic())
         if cell.node == 0:  # the requests that it has accepted go with it
             self.load.windows.append(window)
-        for pid in self.everybody(cell.node):
+        pids = self.everybody(cell.node)
+        for pid in pids:
             trees.strike(pid, signal.SIGKILL)
         self.launches[cell.node].process.wait()
+        # Until the last of them is gone, somebody may hold the listening socket.
+        until(lambda: all((stat := procfs.read_stat(pid)) is None or stat.state == "Z" for pid in pids), CLOSE_LIMIT)
         dead = time.monotonic()
         window.close_by, window.end = dead + CLOSE_LIMIT, dead
         time.sleep(self.chance.choice((0.0, self.chance.uniform(0, 3), self.chance.uniform(SILENCE, LONGEST))))
