@@ -20,8 +20,8 @@ only descriptor that a child is born with, under every start method; everything 
 Files: `spec`, `reports`, `lifecycle`, `causes`, `stop` are data, tables and pure rules. `channel`, `signals`, `kernel`,
 `procfs`, `oom`, `sd_notify`, `listen` each wrap one thing of the system. `spawn` + `child` + `context` + `failing`,
 with `numa` (binding) and `reseed` (random state), are the birth and the child's side; `nursery` is the parent's.
-`helper` (+ `helper_client`), `sessions`, `tree`, `wires`, `verdict`, `start_lines` (a slow start in words) and
-`supervisor` are the supervisor's.
+`helper` (+ `helper_client`), `sessions`, `tree`, `wires`, `verdict`, `recovery`, `start_lines` (a slow start in words)
+and `supervisor` are the supervisor's.
 
 What always holds:
 

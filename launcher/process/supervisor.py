@@ -27,6 +27,7 @@ from launcher.process.lifecycle import Action, Event, State, next_cell
 from launcher.process.lives import HEARS_OF_THE_TREE, ROOT, Lives
 from launcher.process.nursery import Child, ExitStatus
 from launcher.process.oom import OomWatch
+from launcher.process.recovery import Recovery
 from launcher.process.reports import (
     ChildGone,
     ChildStarted,
@@ -43,7 +44,6 @@ from launcher.process.reports import (
     TreeState,
     UpMessage,
 )
-from launcher.process.restart import Decision, Kind, kind_of
 from launcher.process.sd_notify import Notifier
 from launcher.process.signals import SignalPipe
 from launcher.process.spec import ProcessSpec
@@ -98,12 +98,9 @@ class Supervisor:
             self.tree, self._units, self._lives, self._verdict, screen, limit=settings.watchdog_timeout
         )
         self._sequence: StopSequence[Child] | None = None
-        self._failed_units: list[tuple[Unit, Decision]] = []
-        self._blamed: set[str] = set()
-        """Who told of a failure on another node: what is to be started again is theirs."""
+        self._recovery = Recovery(self._units, self.tree, self._lives, settings, screen)
         self._left: set[str] = set()
         """Node agents whose group was ended in order: they end by themselves."""
-        self._been_ready = False
         self._stop_code = 0
         """The exit code if the stop under way ends as it should."""
         self._stop_by = _NEVER
@@ -235,7 +232,7 @@ class Supervisor:
     def _on_cause(self, title: str, cause: Failure) -> None:
         """`title` fails because of `cause`. The tree has noted one of its own already."""
         if cause.title not in self.tree.records:
-            self._blamed.add(title)
+            self._recovery.blame(title)
             self._verdict.outside(msgspec.structs.replace(cause, at=clock.now()))  # clocks of nodes differ
 
     def _on_leave(self, title: str, reason: str) -> None:
@@ -337,40 +334,13 @@ class Supervisor:
         cause, others = self._verdict.judge()
         if line := self._settings.keep(cause, others, self.tree):
             self._screen.note(line)
-        guilty = {failure.title for failure in (cause, *others)} | self._blamed
-        self._blamed = set()
-        failed = [unit for unit in self._units if guilty & unit.titles and unit.phase is Phase.RUNNING]
-        decisions = [(unit, unit.budget.failed(clock.now(), self._kind(cause, unit))) for unit in failed]
-        if decisions and all(decision.restart for _, decision in decisions) and self.state is not State.DRAINING:
+        if self._recovery.decide(cause, others, allowed=self.state is not State.DRAINING):
             self._screen.note(self._settings.story(cause, others))
-            self._failed_units = decisions
             self._handle(Event.UNIT_FAILED)
             return
         self._outcome.cause, self._outcome.follow_ons = cause, others
-        for unit, decision in decisions:
-            if decision.spent:
-                self._outcome.spent = True
-                allowed = f"{decision.number} restarts within {self._settings.restart.window:g} s"
-                self._screen.note(f"{unit.title} is not started again: {allowed} are all that --max-restarts allows")
+        self._outcome.spent = self._recovery.spent
         self._handle(Event.FAILED)
-
-    def _kind(self, cause: Failure, unit: Unit) -> Kind:
-        return kind_of(
-            permanent=cause.permanent,
-            node_lost=cause.node_lost,
-            been_ready=self._been_ready,
-            joining=self.tree.is_joining(unit.title),
-        )
-
-    def _recover(self) -> None:
-        limits = self._settings.restart
-        for unit, decision in self._failed_units:
-            when = f"in {decision.delay:g} s" if decision.delay else "now"
-            counted = f"restart {decision.number} of {limits.max_restarts} within {limits.window:g} s"
-            which = counted if decision.number else "it waits for the lost node; not counted"
-            self._screen.note(f"restarting {unit.title} {when} ({which})")
-            self._lives.end(unit, decision)
-        self._failed_units = []
 
     def ask_to_stop(self, number: signal.Signals | None = None, budget: float | None = None) -> None:
         """A stop was asked for, by a signal or (None) over the control socket. The second one forces."""
@@ -405,12 +375,12 @@ class Supervisor:
     def _act(self, action: Action) -> None:
         match action:
             case Action.ANNOUNCE:
-                self._been_ready = True
+                self._recovery.been_ready = True
                 self._notifier.ready()
                 self._screen.close()
                 self._screen.note(self._settings.ready_line)
             case Action.RECOVER:
-                self._recover()
+                self._recovery.restart()
             case Action.RESUME:
                 self._screen.note("whole again")
             case Action.CUT:

@@ -35,6 +35,8 @@ class Record:
         self.pid = 0
         self.start_time = 0
         self.step = Step.SPAWNED
+        self.came_to = Step.SPAWNED
+        """The last step on its way up: not its end."""
         self.since = time.time()
         """Unix seconds, for people."""
         self.last_progress = clock.now()
@@ -60,6 +62,8 @@ class Record:
         return Step.SERVING if self.ready else (self.progress.step if self.progress else Step.SPAWNED)
 
     def enter(self, step: Step) -> None:
+        if step not in (Step.STOPPING, Step.GONE):
+            self.came_to = step
         if step != self.step:
             self.step = step
             self.since = time.time()
@@ -159,7 +163,8 @@ class Tree:
         """Whether a process, with its children, waits for other nodes, or did when it ended."""
         record = self.records[title]
         every = (record, *(self.records[child.title] for child in record.spec.children))
-        return record.last_step is Step.JOIN and all(_ORDER.index(r.last_step) <= _JOIN for r in every)
+        # Not the last steps: workers are told to stop as soon as who started them has failed.
+        return record.came_to is Step.JOIN and all(_ORDER.index(r.came_to) <= _JOIN for r in every)
 
     def phase(self) -> str:
         """One line on the slowest: ``Worker_DP0_PP0_TP2: model 120/538 MB``."""

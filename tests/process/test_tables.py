@@ -281,6 +281,8 @@ def test_who_waits_for_other_nodes() -> None:
     assert tree.is_joining("A")
     tree.gone("A", wanted=False)
     assert tree.is_joining("A"), "it did when it ended"
+    tree.note("W0", StepReport(step=Step.STOPPING))
+    assert tree.is_joining("A"), "its workers go with it, and say so"
     tree.note("W0", StepReport(step=Step.IMPORT))
     assert not tree.is_joining("A"), "the group had begun"
 
