@@ -217,20 +217,24 @@ class MultiprocExecutor(Executor):
 
     def _sleep(self, deadline: Deadline, rank: int) -> None:
         """Until there is something to take, or to hear of the workers; `rank` is likely to be the next to answer."""
-        if self._answers is None:
-            self._answers = WaitSet(self._group.readers, extra_fds=[self._group.fileno()])
-        ready = self._answers.wait(deadline, self._group.readers[rank])
+        ready = self._answer_set().wait(deadline, self._group.readers[rank])
         if ready.fds and not ready.readers:
             # Answers first: a worker may have answered and died, and the answer is good.
             self._look()
 
     def _take(self) -> None:
         """Feed every answer that has arrived to the book."""
-        if self._closed:
+        if self._closed or not self._group.has_queues:
             return
-        for rank, reader in enumerate(self._group.readers):
+        for rank in self._answer_set().ready():
+            reader = self._group.readers[rank]
             while (reply := reader.try_dequeue()) is not EMPTY:
                 self._took(rank, reply)
+
+    def _answer_set(self) -> WaitSet:
+        if self._answers is None:
+            self._answers = WaitSet(self._group.readers, extra_fds=[self._group.fileno()])
+        return self._answers
 
     def _took(self, rank: int, reply: Reply) -> None:
         if isinstance(reply, ErrorReply):

@@ -162,7 +162,10 @@ class Replies:
 
     def earliest(self, deadline: Deadline) -> Deadline:
         """The first of `deadline` and those of the calls under way."""
-        return min((deadline, *(c.deadline for c in self._waiting.values())), key=lambda d: d.at)
+        for call in self._waiting.values():
+            if call.deadline.at < deadline.at:
+                deadline = call.deadline
+        return deadline
 
     def take_held(self) -> BaseException | None:
         """The error that was held for the next call, once."""

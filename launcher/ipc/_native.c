@@ -412,21 +412,46 @@ static PyType_Spec writer_spec = {
 
 /* ---- the module -------------------------------------------------------------------------------------------------- */
 
+/* The Readers in a tuple; how many there are, or -1 and an exception. */
+static Py_ssize_t as_readers(PyObject *tuple, Reader **readers) {
+    Py_ssize_t many = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
+    for (Py_ssize_t i = 0; i < many && many <= MAX_READERS; i++) {
+        readers[i] = (Reader *)PyTuple_GetItem(tuple, i);
+        if (!PyObject_TypeCheck((PyObject *)readers[i], ReaderType))
+            many = -1;
+    }
+    if (many >= 0 && many <= MAX_READERS)
+        return many;
+    wrong_arguments();
+    return -1;
+}
+
+/* ready(readers): see native.py. */
+static PyObject *native_ready(PyObject *Py_UNUSED(module), PyObject *tuple) {
+    Reader *readers[MAX_READERS];
+    Py_ssize_t many = as_readers(tuple, readers);
+    PyObject *found = many < 0 ? NULL : PyList_New(0);
+    for (Py_ssize_t i = 0; i < many && found != NULL; i++) {
+        PyObject *index = is_ready(readers[i]) ? PyLong_FromSsize_t(i) : NULL;
+        if (index != NULL && PyList_Append(found, index) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(index);
+    }
+    return found;
+}
+
 /* wait(readers, spin, first | None, epoll, timeout_ms): see native.py. */
 static PyObject *native_wait(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     if (count != 5)
         return wrong_arguments();
     Reader *readers[MAX_READERS], *first = NULL;
-    Py_ssize_t many = PyTuple_Check(args[0]) ? PyTuple_Size(args[0]) : -1;
-    if (many < 0 || many > MAX_READERS)
-        return wrong_arguments();
-    for (Py_ssize_t i = 0; i <= many; i++) {
-        PyObject *object = i < many ? PyTuple_GetItem(args[0], i) : args[2];
-        if (i == many && object == Py_None)
-            break;
-        if (!PyObject_TypeCheck(object, ReaderType))
+    Py_ssize_t many = as_readers(args[0], readers);
+    if (many < 0)
+        return NULL;
+    if (args[2] != Py_None) {
+        if (!PyObject_TypeCheck(args[2], ReaderType))
             return wrong_arguments();
-        *(i < many ? &readers[i] : &first) = (Reader *)object;
+        first = (Reader *)args[2];
     }
     Spin *spin = as_spin(args[1]);
     int epoll, timeout_ms;
@@ -483,6 +508,7 @@ static PyObject *native_copy(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"wait", (PyCFunction)(void (*)(void))native_wait, METH_FASTCALL, NULL},
+    {"ready", native_ready, METH_O, NULL},
     {"copy", native_copy, METH_VARARGS, NULL},
     {NULL},
 };

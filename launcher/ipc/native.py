@@ -7,6 +7,7 @@ What the C objects do, in the words of the Python that does the same:
                                bytes; NotImplemented: none came, or it is not one of these, and nothing was done.
                                Without a spin it does not wait, and returns `EMPTY`.
 `wait(readers, spin, first …)`  `WaitSet.wait`: True when one is ready.
+`ready(readers)`               `WaitSet.ready`.
 `copy(to, at, data)`           ``to[at : at + len(data)] = data``, past the caches when it is large.
 
 They sleep only when given an epoll descriptor (-1: do not sleep), for so many milliseconds (-1: for ever).

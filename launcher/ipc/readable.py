@@ -8,6 +8,7 @@ from typing import NamedTuple
 from launcher.clock import Deadline
 from launcher.ipc import native
 from launcher.ipc.handle import Watched
+from launcher.ipc.layout import MAX_READERS
 from launcher.ipc.reader import QueueReader
 from launcher.ipc.waiting import NOBODY, SPIN_MANY_NS, Parking, Spin, park, sleep_ms
 
@@ -38,7 +39,7 @@ class WaitSet:
         self._parking: Parking | None = None
         self._spin = Spin(SPIN_MANY_NS)
         natives = tuple(reader.native for reader in readers if reader.native is not None)
-        self._natives = natives if native.MODULE is not None and len(natives) == len(readers) else None
+        self._natives = natives if len(natives) == len(readers) <= MAX_READERS else None
         """All readers in C, or None."""
 
     def wait(self, deadline: Deadline, first: QueueReader | None = None) -> WaitResult:
@@ -50,10 +51,17 @@ class WaitSet:
         woken = NOBODY
         if not self._comes(deadline, first):
             _, woken = park(self, self._parking or self._park(), self._spin, deadline)
-        ready = [reader for reader in self._readers if reader.is_ready()]
+        ready = self.ready()
         if ready:
-            return WaitResult(ready, [], [])
+            return WaitResult([self._readers[index] for index in ready], [], [])
         return WaitResult([], list(woken.dead), list(woken.extra))
+
+    def ready(self) -> list[int]:
+        """Without waiting: which readers have something, by their places in the order given."""
+        if self._natives is not None and native.MODULE is not None:
+            found: list[int] = native.MODULE.ready(self._natives)
+            return found
+        return [index for index, reader in enumerate(self._readers) if reader.is_ready()]
 
     def _comes(self, deadline: Deadline, first: QueueReader | None) -> bool:
         """The usual wait: True once a reader has something; False: it takes long, or something else has happened."""
