@@ -134,9 +134,11 @@ def _embedding_rowwise(module: Any, by: Communicator) -> Forward:
     scale = _scaled(module)
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
+        # The last ranks of many may own no row at all: a look-up in none is an error, on a GPU one that ends the context.
+        rows = module.weight if end > first else module.weight.new_zeros(1, module.embedding_dim)
         local = ids - first
         elsewhere = (local < 0) | (local >= end - first)
-        y = F.embedding(local.masked_fill(elsewhere, 0), module.weight)
+        y = F.embedding(local.masked_fill(elsewhere, 0), rows)
         y = by.all_reduce(y.masked_fill(elsewhere.unsqueeze(-1), 0))
         return y if scale is None else y * torch.tensor(scale, dtype=y.dtype, device=y.device)
 
