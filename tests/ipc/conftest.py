@@ -120,7 +120,8 @@ _WITHOUT_QUEUES = {"test_codec", "test_extents", "test_layout", "test_bench"}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """What uses queues runs twice: with the hot calls in C, and in Python alone."""
     if metafunc.module.__name__.rpartition(".")[2] not in _WITHOUT_QUEUES:
-        halves = ["python"] if metafunc.module.__name__.endswith("test_order") else ["c", "python"]
+        only = {"test_order": ["python"], "test_native": ["c"]}
+        halves = only.get(metafunc.module.__name__.rpartition(".")[2], ["c", "python"])
         metafunc.parametrize("half", halves, indirect=True, scope="module")
 
 
