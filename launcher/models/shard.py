@@ -134,7 +134,7 @@ def _embedding_rowwise(module: Any, by: Communicator) -> Forward:
     scale = _scaled(module)
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
-        # The last ranks of many may own no row at all: a look-up in none is an error, on a GPU one that ends the context.
+        # The last of many ranks may own no row: a look-up in none is an error, on a GPU one that ends the context.
         rows = module.weight if end > first else module.weight.new_zeros(1, module.embedding_dim)
         local = ids - first
         elsewhere = (local < 0) | (local >= end - first)

@@ -19,7 +19,7 @@ _QUIET = {
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 """Both open listeners even when the ranks meet in a file; beyond loopback only HTTP may be heard."""
 
-_NO_MULTICAST = {
+NO_MULTICAST = {
     # NVLink multicast is state of all cards of the machine. Processes here may be killed at any moment, and must leave
     # nothing behind in it.
     "NCCL_NVLS_ENABLE": "0",
@@ -52,7 +52,7 @@ def engine(
     # OpenBLAS starts its pool when numpy is imported; a helper with a pool is not safe to fork from. Its size is
     # settled by then for the children as well, so that is what theirs says.
     env["OPENBLAS_NUM_THREADS"] = "1" if method == "forkserver" else count
-    return {**env, **_NO_MULTICAST, **interface, **(given or {})}
+    return {**env, **NO_MULTICAST, **interface, **(given or {})}
 
 
 def front(common: dict[str, str]) -> dict[str, str]:
