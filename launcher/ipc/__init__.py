@@ -23,9 +23,13 @@ Who writes which byte, and in which order: `layout`. The eventfds: one is writte
 wakes the writer; one is written by the writer (there is a record) and wakes all readers that sleep; `shutdown` writes
 both. They carry no data and nobody reads them: sleepers hear the edges, and a spurious wake-up is harmless.
 
-Files: `layout` the bytes · `fences` memory order · `segment` the kernel's part · `extents`, `arena` large messages ·
-`ring` the owner · `endpoint`, `writer`, `reader` the ends · `waiting`, `readable` sleeping · `handle` what is sent to
-attach · `codec`, `pickling`, `hooks` (`arrays`, `tensors`) objects to bytes.
+The hot calls are in C as well (`_native.c`), when setup found a compiler: a round trip then costs a third. It is the
+same protocol, and ends in C and in Python may share a ring.
+
+Files: `layout` the bytes · `fences` memory order · `native` the C half, or none · `segment` the kernel's part ·
+`extents`, `arena` large messages · `ring` the owner · `endpoint`, `writer`, `reader` the ends · `waiting`, `readable`
+sleeping · `handle` what is sent to attach · `codec`, `pickling`, `hooks` (`arrays`, `tensors`) objects to bytes · `raw`
+messages passed on as they are.
 """
 
 from launcher.ipc.codec import Codec

@@ -10,6 +10,8 @@ Python has no fence, but a lock has one inside. *Release, then acquire* the same
   This rests on how C libraries make locks, which they do not promise. So there every sleeper looks again within
   `RECHECK_SECONDS`: a lost wake-up costs a moment, never a hang.
 
+The C half has C11's own fences for the same three uses. It looks again as often: the other end may be in Python.
+
 Uses:
 
 `full`     store, then load elsewhere (Dekker): "I published" then "is anyone asleep?", against "I sleep" then "is there
