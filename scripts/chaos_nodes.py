@@ -146,7 +146,9 @@ class Run:
         for text in counts.closed_late:
             self.fault("connections closed late", text)
         counts.closed_late.clear()
-        known = {launch.process.pid for launch in self.launches}
+        self._no_strangers({launch.process.pid for launch in self.launches})
+
+    def _no_strangers(self, known: set[int]) -> None:
         if not until(lambda: not trees.strangers(known), 2):
             found = trees.strangers(known)
             self.fault("orphans", f"{found}")
@@ -221,6 +223,8 @@ class Run:
     def end(self) -> None:
         self.label = "end"
         self.load.pause(20)
+        # After a cable was out TCP may be silent for as long again: a launch that ends in that time does so unheard.
+        time.sleep(SILENCE)
         self.load.close()
         if self.launches[0].alive:
             self.launches[0].process.send_signal(signal.SIGTERM)
@@ -230,10 +234,7 @@ class Run:
                 launch.end()
             elif launch.process.returncode:
                 self.fault("launches that ended", f"node {node}: SIGTERM to node 0: {launch.process.returncode}")
-        until(lambda: not trees.strangers(set()), 2)
-        if found := trees.strangers(set()):
-            self.fault("orphans", f"{found}")
-            trees.kill_strangers(found)
+        self._no_strangers(set())
         if not any(self.faults.values()):
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -254,9 +255,8 @@ def figures(run: Run, played: int) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     print(f"{result['rounds']} rounds, {result['nodes']} nodes, seed {result['seed']}; {result['requests']}")
-    print(f"{'blow undone → answering':30}{'count':>6}{'p50 s':>8}{'p99 s':>8}")
     for blow, one in result["back_s"].items():
-        print(f"{blow:30}{one['count']:6}{one['p50']:8.2f}{one['p99']:8.2f}")
+        print(f"{blow:8} undone → answering: {one['count']:3} times, p50 {one['p50']:5.2f} s, p99 {one['p99']:5.2f} s")
     _figures.show_goals(result["goals"])
 
 
