@@ -14,6 +14,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PORT = 8971
+DEVICE = "cuda"
+"""A rehearsal without cards changes it."""
 START_SECONDS = 90.0
 
 
@@ -31,7 +33,7 @@ class Tree:
         self.environment = environment() | {"XDG_RUNTIME_DIR": str(runtime)}
         log = runtime / "log"
         log.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "launcher.cli", "launch", "--model", str(model), "--device", "cuda"]
+        command = [sys.executable, "-m", "launcher.cli", "launch", "--model", str(model), "--device", DEVICE]
         command += ["--port", str(PORT), "--dtype", dtype, "--restart", restart, *arguments]
         begin = time.monotonic()
         with log.open("ab") as out:
