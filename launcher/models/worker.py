@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from launcher.models import load as loading
 from launcher.models.batch import Batch, Chunk, Sample, build
 from launcher.models.card_memory import Card, kv_room, no_room_for_weights, shortage
 from launcher.models.packed import find_kernel
-from launcher.parallel.groups import AllReduce, Groups, join
+from launcher.parallel.groups import Groups, all_reduce_of, join
 from launcher.parallel.ranks import Layout
 from launcher.worker.base import (
     GrammarMask,
@@ -74,7 +74,7 @@ class TransformersWorker(Worker):
             self.device,
             settings.group_timeout,
             via_host=settings.host_collectives,
-            all_reduce=_all_reduce(settings.worker_config),
+            all_reduce=all_reduce_of(settings.worker_config),
         )
         self._communicator = self.groups.communicator("tp")
         self._communicator.on_wait = lambda waiting: self.waits(waiting)
@@ -205,7 +205,13 @@ class TransformersWorker(Worker):
         return StepOutput(plan.step, pack(sample.slot for sample in samples), pack(tokens), logprobs)
 
     def _choose(self, logits: torch.Tensor, rows: list[sampler.Row]) -> sampler.Chosen:
-        return (batch_sampler if self.device.type == "cuda" else sampler).sample(logits, rows)
+        if self.device.type != "cuda":
+            return sampler.sample(logits, rows)
+        # NCCL's sums are only queued before: here is where this rank waits for the others.
+        self.waits(self.settings.ranks.tp_size > 1 and not self.settings.host_collectives)
+        found = batch_sampler.sample(logits, rows)
+        self.waits(False)
+        return found
 
     def _row(self, slot: int, masks: dict[int, bytes]) -> sampler.Row:
         state = self._table.slots[slot]
@@ -266,15 +272,6 @@ class TransformersWorker(Worker):
     def _holders(self) -> list[Holder] | str:
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         return card_holders(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-
-
-def _all_reduce(config: dict[str, str]) -> AllReduce:
-    """How the ranks' sums are made. Raises UsageError for a value that is none."""
-    value = config.get("all_reduce", "nccl")
-    found = next((known for known in get_args(AllReduce) if known == value), None)
-    if found is None:
-        raise UsageError(f"--worker-config all_reduce={value}: it is nccl (the default) or symmetric")
-    return found
 
 
 def _mask_rows(mask: GrammarMask | None) -> dict[int, bytes]:

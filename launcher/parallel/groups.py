@@ -23,9 +23,10 @@ gloo listens on an interface of its own choice unless the environment names one:
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -93,13 +94,23 @@ class Groups:
         return self._communicators[kind]
 
     def close(self) -> None:
-        """Leave. Never waits for the others: they may be dead."""
+        """Leave. Waits for nobody, except that NCCL with sums still under way waits for their end: when a peer of theirs
+        is dead, the parent's kill ends that."""
         for communicator in self._communicators.values():
             communicator.close()
         self._communicators.clear()
         self.by_kind.clear()
         if dist.is_initialized():
-            _leave_world()
+            dist.destroy_process_group()
+
+
+def all_reduce_of(config: Mapping[str, str]) -> AllReduce:
+    """``all_reduce`` among the settings of a worker. Raises UsageError for a value that is none."""
+    value = config.get("all_reduce", "nccl")
+    found = next((known for known in get_args(AllReduce) if known == value), None)
+    if found is None:
+        raise UsageError(f"--worker-config all_reduce={value}: it is nccl (the default) or symmetric")
+    return found
 
 
 def join(
@@ -140,19 +151,6 @@ def _join_world(url: str, rank: int, size: int, device: torch.device, timeout: f
         )
     except (RuntimeError, ValueError) as error:
         raise XserveError(f"rank {rank} of {size} could not join the others at {url}: {error}") from error
-
-
-def _leave_world() -> None:
-    """NCCL's orderly end waits for the others' (they may be dead); its abort does not."""
-    backends = str(dist.get_backend_config())
-    if "nccl" in backends:
-        try:
-            dist.distributed_c10d._abort_process_group()
-            return
-        except (AttributeError, RuntimeError) as error:
-            log.debug("leaving NCCL by its orderly end: %s", error)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _own_group(layout: Layout, kind: GroupKind, rank: int, timeout: float) -> Group:

@@ -9,6 +9,7 @@ may name a device several times: that many workers then share it, to rehearse a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from launcher.config import LaunchConfig
@@ -53,6 +54,11 @@ def place_devices(config: LaunchConfig, facts: HostFacts, device: str, workers: 
     each = list(dict.fromkeys(names))  # the driver sees none at all in a list that names one twice
     env = {CUDA.variable: ",".join(each)} if config.device_ids else {}
     return tuple(Device(each.index(name), name, _gpu_of(name, facts), env, names.count(name)) for name in names)
+
+
+def through_host(devices: Sequence[Device]) -> bool:
+    """Whether the ranks' sums go by way of host memory: NCCL takes each card once, and slices reach no other card."""
+    return any(device.workers > 1 or is_mig(device.name) for device in devices)
 
 
 def check_ids(config: LaunchConfig, facts: HostFacts) -> list[str]:

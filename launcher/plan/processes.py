@@ -22,6 +22,7 @@ from launcher.config import (
 from launcher.errors import InternalError
 from launcher.plan import front, names
 from launcher.plan.agreement import agreement
+from launcher.plan.devices import through_host
 from launcher.plan.placement import Placement
 from launcher.plan.resolved import Files, Place, Resolved
 from launcher.plan.settings import group_timeout
@@ -243,7 +244,7 @@ def _worker_settings(config: LaunchConfig, place: Place, files: Files, made: Res
         device=made.device.value,
         device_index=made.devices[local].number,
         device_ranks=made.devices[local].workers,
-        host_collectives=any(device.workers > 1 for device in made.devices),
+        host_collectives=through_host(made.devices),
         group_timeout=group_timeout(config),
         dtype=made.dtype.value,
         max_model_len=config.max_model_len,

@@ -12,8 +12,8 @@ from torch import nn
 from launcher.errors import UsageError
 from launcher.models import shard
 from launcher.models.tiny import make_tiny
-from launcher.models.worker import _all_reduce
 from launcher.parallel.communicators import Communicator
+from launcher.parallel.groups import all_reduce_of
 from tests.models.conftest import Reference
 from tests.models.driver import Driver
 from tests.models.tensor_ranks import TensorRanks
@@ -79,10 +79,10 @@ def test_tokens_equal_generate(tied: bool, reference: Reference, tmp_path: Path)
 
 
 def test_the_setting() -> None:
-    assert [_all_reduce(given) for given in ({}, {"all_reduce": "symmetric"}, {"other": "x"})] == [
+    assert [all_reduce_of(given) for given in ({}, {"all_reduce": "symmetric"}, {"other": "x"})] == [
         "nccl",
         "symmetric",
         "nccl",
     ]
     with pytest.raises(UsageError, match="all_reduce=fast: it is nccl"):
-        _all_reduce({"all_reduce": "fast"})
+        all_reduce_of({"all_reduce": "fast"})

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from launcher.models import batch_sampler
 from launcher.models.worker import TransformersWorker
 from launcher.worker.step import KVCacheConfig
 from tests.models.conftest import Reference
@@ -71,3 +73,19 @@ def test_the_spec(tiny_llama: Path) -> None:
     assert worker.check_health() == "ok"
     worker.shutdown()
     worker.shutdown()
+
+
+@pytest.mark.parametrize(("tp", "host", "marks"), [(1, False, [False]), (2, False, [True, False]), (2, True, [False])])
+def test_a_gpu_rank_waits_for_the_others_where_it_reads_the_tokens(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, tp: int, host: bool, marks: list[bool]
+) -> None:
+    """NCCL's sums are only queued before; without the mark a hung peer could not be told from who waits for it."""
+    worker = TransformersWorker(settings(str(tiny_llama), tp=tp, host_collectives=host))
+    worker.device = torch.device("cuda")
+    seen: list[bool] = []
+    worker.waits = seen.append
+    monkeypatch.setattr(batch_sampler, "sample", lambda logits, rows: (seen[:], []))
+    before, _ = worker._choose(torch.zeros(1, 4), [])
+    assert [*dict.fromkeys([*before, *seen])] == marks
+    assert before == [marks[0]]
+    assert seen[-1] is False

@@ -10,7 +10,7 @@ from launcher.config import LaunchConfig
 from launcher.errors import UsageError
 from launcher.host import Gpu, HostFacts
 from launcher.host.visible import DIALECTS, Dialect, read_visible
-from launcher.plan.devices import place_devices
+from launcher.plan.devices import place_devices, through_host
 from tests.plan.made_facts import gpu_machine, machine
 
 UUIDS = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "GPU-0c11d2e3-cccc", "GPU-ffff0000-dddd")
@@ -140,6 +140,21 @@ def test_several_workers_on_one_device(
     assert [d.number for d in made] == numbers
     assert [d.workers for d in made] == workers
     assert {d.env["CUDA_VISIBLE_DEVICES"] for d in made} == {shown}
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [(("0", "1"), False), (("3", "GPU-8932f937-a"), False), (("0", "0"), True), (("2", "GPU-0c11"), True)],
+)
+def test_cards_that_are_shared_sum_in_host_memory(ids: tuple[str, ...], expected: bool) -> None:
+    assert through_host(place_devices(LaunchConfig(tp=2, device_ids=ids), facts_of(), "cuda", 2)) is expected
+
+
+def test_slices_sum_in_host_memory() -> None:
+    """NCCL refuses two slices of a card, and none reaches another card."""
+    slices = "MIG-GPU-0c11d2e3-cccc/1/0,MIG-GPU-0c11d2e3-cccc/2/0"
+    assert through_host(place_devices(LaunchConfig(tp=2), facts_of(slices), "cuda", 2))
+    assert not through_host(place_devices(LaunchConfig(tp=2), facts_of(), "cpu", 2))
 
 
 def test_a_slice_may_be_shared_too() -> None:
