@@ -8,11 +8,9 @@ answers some ten requests at a time without a pause, most of them streams, each 
 ==================  ================================  =================================================================
 blow                to whom                           what must happen
 ==================  ================================  =================================================================
-KILL                every process of a node           the others say who is lost; the node is started again, as its
-                                                      operator would; the group comes back
-FREEZE              every process of a node, for up   up to 10 s: nothing; longer: lost, and back after SIGCONT
-                    to 13 s
-UNPLUG              a node's cable, for up to 13 s    the same
+KILL                every process of a node           the node is started again, as by its operator: the group is back
+FREEZE, for ≤ 13 s  every process of a node           up to 10 s: nothing; longer: lost, and back after SIGCONT
+UNPLUG, for ≤ 13 s  a node's cable                    the same
 AGENT WORKER CORE   one process, killed               back at once; of node 0's agent nobody notices
 ==================  ================================  =================================================================
 
@@ -139,12 +137,10 @@ class Run:
                 self.fault("launches that ended", f"node {node}: {launch.process.returncode} [{launch.log}]")
                 self.launches[node] = self.begin(node)
         self.load.late(time.monotonic())
-        for text in counts.lost[lost:]:
-            self.fault("requests lost", text)
-        for text in counts.wrong[wrong:]:
-            self.fault("requests wrong", text)
-        for text in counts.closed_late:
-            self.fault("connections closed late", text)
+        found = [("requests lost", counts.lost[lost:]), ("requests wrong", counts.wrong[wrong:])]
+        for kind, texts in [*found, ("connections closed late", counts.closed_late)]:
+            for text in texts:
+                self.fault(kind, text)
         counts.closed_late.clear()
         self._no_strangers({launch.process.pid for launch in self.launches})
 
