@@ -17,7 +17,8 @@ What always holds:
 
 - Every rank computes bit-equal sums, whatever the communicator.
 - No call waits without an end: each has a timeout, and a dead peer ends it (pidfd here, a closed connection in gloo).
+  A kernel on a GPU knows neither: there the death of its process does, which the parent brings about.
 - Nothing is left behind on the machine: the shared segment is anonymous, the rendezvous file belongs to whoever chose
-  its name. `Groups.close` never waits for anybody.
+  its name. `Groups.close` waits for nobody (NCCL: for sums under way).
 - This package's `__init__` imports nothing, so that planners may import `launcher.parallel.ranks` without torch.
 """

@@ -94,8 +94,8 @@ class Groups:
         return self._communicators[kind]
 
     def close(self) -> None:
-        """Leave. Waits for nobody, except that NCCL with sums still under way waits for their end: when a peer of theirs
-        is dead, the parent's kill ends that."""
+        """Leave. Waits for nobody, except that NCCL waits for the sums that are under way: where a peer is dead, the
+        parent's kill ends that."""
         for communicator in self._communicators.values():
             communicator.close()
         self._communicators.clear()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import REFERENCE_WORKER, LaunchConfig
+from launcher.plan.devices import through_host
 from launcher.plan.resolved import Files, Resolved
 from launcher.plan.settings import SECRET_ENDINGS
 
@@ -31,8 +32,8 @@ def agreement(config: LaunchConfig, files: Files, made: Resolved) -> dict[str, s
         "--worker-config": _pairs(config.worker_config),
         "--dtype": made.dtype.value,
         "--device": made.device.value,
-        # Groups meet in host memory then, on all ranks or on none.
-        "--device-ids": "several workers on one" if any(d.workers > 1 for d in made.devices) else "one worker on each",
+        # Groups meet in host memory then (with slices of cards, too), on all ranks or on none.
+        "--device-ids": "several workers on one" if through_host(made.devices) else "one worker on each",
         "--restart": "restart" if made.restarts else "never",
     }
     if files.torch_version:

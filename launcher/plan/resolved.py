@@ -131,6 +131,8 @@ class Resolved:
         lines += self.placements.notes
         if any(device.workers > 1 for device in self.devices) and self.device.value == "cuda":
             lines.append("--device-ids puts several workers on one GPU: they meet in host memory, which is slow")
+        elif self.layout.world_size > 1 and devices.through_host(self.devices):
+            lines.append("MIG slices reach no other GPU: the workers meet in host memory, which is slow")
         if self.facts.nofile_soft < self.facts.nofile_hard:
             lines.append(f"open files: limit raised from {self.facts.nofile_soft} to {self.facts.nofile_hard}")
         elif self.facts.nofile_hard < _FEW_FILES:

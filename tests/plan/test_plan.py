@@ -300,3 +300,11 @@ def test_planning_imports_neither_torch_nor_zmq_nor_transformers(tmp_path: Path)
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("tp", "said"), [(1, False), (2, True)])
+def test_slices_meet_in_host_memory(tp: int, said: bool) -> None:
+    slices = ("MIG-GPU-0c11d2e3-cccc/1/0", "MIG-GPU-0c11d2e3-cccc/2/0")
+    facts = gpu_machine(2, gpu_entries=slices)
+    made = plan(LaunchConfig(tp=tp, worker="json:JSONDecoder", device="cuda"), facts)
+    assert any("MIG slices reach no other GPU" in note for note in made.notes) is said
