@@ -50,7 +50,7 @@ _LAYOUT = (
 
 def _load() -> ModuleType | None:
     try:
-        from launcher.ipc import _native
+        import launcher.ipc._native as _native  # `from` would blame a circular import
     except ImportError as error:
         log.debug("queues run in Python alone: %s", error)
         return None
