@@ -2,6 +2,7 @@
 
 In: `WorkerSettings` (a model directory, this rank's place, its threads, device and limits), then one `StepPlan` per
 step. Out: `KVCacheSpec` before service, one `StepOutput` per step from the output rank (TP rank 0), None from others.
+One setting of its own: ``--worker-config all_reduce=symmetric`` (`launcher.parallel.symmetric`).
 
     worker     the worker protocol; nothing else knows the order of its calls
     load       directory → checked, sharded, proven module

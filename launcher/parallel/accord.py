@@ -46,8 +46,10 @@ def tell(by: Communicator, text: str) -> list[str]:
 
 def meet(by: Communicator, facts: Facts) -> list[Facts]:
     """Everybody's facts, by rank."""
-    short = {**facts, "problem": facts["problem"][: _TEXT // 2]}
-    return [json.loads(text) for text in tell(by, json.dumps(short, ensure_ascii=False))]
+    problem = facts["problem"]
+    while len(text := json.dumps({**facts, "problem": problem})) > _TEXT:
+        problem = problem[: len(problem) // 2]
+    return [json.loads(told) for told in tell(by, text)]
 
 
 def why_not(facts: Sequence[Facts]) -> str:
