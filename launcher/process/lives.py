@@ -27,6 +27,8 @@ from launcher.process.wires import Output, Wires
 ROOT = "Supervisor"
 HEARS_OF_THE_TREE = ("api_server", "node_agent")
 """Roles that are told the state of the tree, and that a drain begins: they speak to others outside of it."""
+_LAST_WORDS = 1.5
+"""Seconds for a node's agent to tell node 0 what failed here, before its unit is killed. It collects for 0.5 s."""
 
 
 class Lives:
@@ -76,7 +78,8 @@ class Lives:
     def end(self, unit: Unit, decision: Decision) -> None:
         """It has failed and is to be started again: end what is left of it."""
         alive = [unit.child] if unit.child is not None else []
-        unit.end(decision.delay, StopSequence(alive, 0, self.nursery.send))
+        budget = _LAST_WORDS if unit.spec.role == "node_agent" and unit.spec.children else 0
+        unit.end(decision.delay, StopSequence(alive, budget, self.nursery.send))
 
     @property
     def method(self) -> ChildMethod:

@@ -4,13 +4,13 @@
              Stop message          SIGTERM    SIGKILL, then reaped
              (SIGTERM at once to those not READY yet: they have nothing to finish)
 
-A second stop request calls `force`: SIGKILL now.
+A second stop request calls `force`: SIGKILL now, but those who are to tell others that it ends have a moment.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from launcher.clock import Deadline
@@ -18,6 +18,8 @@ from launcher.process.reports import Stop
 
 _ORDERLY_SHARE = 0.75
 """Of the budget, for ending by message; the rest is for those that only a signal reaches."""
+_LAST_WORDS = 0.5
+"""Seconds for those who are spared by `force`."""
 _STUCK = 5.0
 """Seconds to wait for a killed process to be reaped. One in uninterruptible sleep must not hold a stop for ever."""
 
@@ -47,7 +49,8 @@ class StopSequence(Generic[C]):
         self._children = [child for child in children if not child.is_gone]
         self._deadline = Deadline.after(budget)
         self._terminate = Deadline.after(budget * _ORDERLY_SHARE)
-        self._terminated = self._killed = False
+        self._terminated = self._killed = self._spared = False
+        self._speak = speak
         self._given_up = Deadline.after(None)
         for child in self._children:
             child.wanted = True
@@ -81,12 +84,18 @@ class StopSequence(Generic[C]):
             return self._given_up.remaining()
         return (self._deadline if self._terminated else self._terminate).remaining()
 
-    def force(self) -> None:
-        """SIGKILL, now. Idempotent."""
+    def force(self, spare: Collection[str] = ()) -> None:
+        """SIGKILL, now; these titles are told to stop, and killed a moment later. Said again, it spares nobody."""
         if self._killed:
             return
-        self._killed = True
+        spared = [child for child in self.alive if child.title in spare and not self._spared]
+        self._spared = True
+        self._killed = not spared
         self._given_up = Deadline.after(_STUCK)
         for child in self.alive:
-            child.cut_short = True
-            child.signal(signal.SIGKILL)
+            if child not in spared:
+                child.cut_short = True
+                child.signal(signal.SIGKILL)
+        for child in spared:
+            self._terminated, self._deadline = True, Deadline.after(_LAST_WORDS)
+            self._speak(child, Stop(budget=_LAST_WORDS))

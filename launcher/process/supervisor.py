@@ -238,6 +238,8 @@ class Supervisor:
     def _on_leave(self, title: str, reason: str) -> None:
         """Node 0 has ended the launch."""
         self._left.add(title)
+        if (unit := self._units.of(title)) is not None:
+            self._verdict.absolve(unit.titles)  # its workers' last breath may have been heard before its word
         if self.state in (State.STARTING, State.READY, State.RECOVERING):
             self._stop_asked(f"{reason}: stopping this node too", None, None)
 
@@ -258,6 +260,10 @@ class Supervisor:
         """Who is waited for in a drain. Without API servers, the node agent: node 0 may be draining, and need us."""
         serving = {unit.title for unit in self._units if unit.spec.role == "api_server"}
         return serving or {unit.title for unit in self._units if unit.spec.role == "node_agent"}
+
+    def _heralds(self) -> set[str]:
+        """Node 0's agent: a forced stop is to reach the other nodes too."""
+        return {u.title for u in self._units if u.spec.role == "node_agent" and not u.spec.children}
 
     def _worker_gone(self, message: ChildGone) -> None:
         """An engine core has reaped a worker."""
@@ -396,7 +402,7 @@ class Supervisor:
             case Action.FAIL:
                 self._stop(min(self._settings.shutdown_timeout, _FAIL_BUDGET))
             case Action.FORCE:
-                self._stop(0).force()
+                self._stop(0).force(self._heralds())
             case Action.LEAVE:
                 self._conclude()
             case Action.NOTHING:

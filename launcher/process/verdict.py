@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -55,6 +55,12 @@ class Verdict:
         """A process let go of its status line. How it died is for its parent, or for our reaping, to tell."""
         self._lost.append(title)
         self.suspect()
+
+    def absolve(self, titles: Collection[str]) -> None:
+        """They went in order, as is known by now: that one let go of its line was no failure."""
+        self._lost = [title for title in self._lost if title not in titles]
+        if not (self._lost or self._others or self._tree.failures()):
+            self.deadline = Deadline.after(None)
 
     def outside(self, failure: Failure) -> None:
         """A failure of somebody who is not in the tree: the helper, a process on another node."""

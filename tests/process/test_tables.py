@@ -320,6 +320,24 @@ def test_stop_sequence_escalates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sequence.done
 
 
+def test_a_forced_stop_spares_a_herald_for_a_moment_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("launcher.clock.now", lambda: now[0])
+    told: list[str] = []
+    herald, worker = FakeChild("herald"), FakeChild("worker")
+    sequence = StopSequence([herald, worker], 0, lambda child, _: told.append(child.title))
+    sequence.force({"herald"})
+    assert (told, herald.signals, worker.signals) == (["herald"], [], [signal.SIGKILL])
+    assert sequence.advance() == pytest.approx(0.5)
+    now[0] += 0.5
+    sequence.advance()
+    assert herald.signals == [signal.SIGKILL]
+    again = StopSequence([other := FakeChild("herald")], 0, lambda child, _: told.append(child.title))
+    again.force({"herald"})
+    again.force({"herald"})
+    assert other.signals == [signal.SIGKILL]
+
+
 def test_stop_sequence_with_no_budget_and_a_stuck_child(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("launcher.clock.now", lambda: now[0])
