@@ -123,6 +123,8 @@ _WATCHED = (
 )
 _MONITOR_HWM = 10_000
 """Events kept for a loop that does not come; beyond it ZMQ's I/O thread waits for the loop."""
+_LOG, _SAME_LOG = 1.0, 10.0
+"""Seconds between two lines about refusals, and between two that say the same of the same address."""
 _MAX_PEERS = 1024
 """Connections whose peers are kept in mind; the oldest are forgotten first."""
 
@@ -150,6 +152,8 @@ class Watcher:
         """Handshakes refused, on either end."""
         self._unlogged = 0
         self._log_at = 0.0
+        self._logged = "", ""
+        """Why and who, in the last line about a refusal."""
         address = f"inproc://watch-{socket.fileno()}-{os.urandom(4).hex()}"
         socket.monitor(address, _WATCHED)
         self._monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -193,18 +197,20 @@ class Watcher:
         return []
 
     def log_refusals(self, events: list[LinkEvent], now: float) -> None:
-        """One line a second at most, for who listens: a stranger that knocks is not to fill the log."""
+        """For who listens. A line a second at most, and the same one each ten: who knocks is not to fill the log."""
         for event in events:
             if event.kind != "refused":
                 continue
             self._unlogged += 1
-            if now < self._log_at:
+            same = (event.why, event.peer.partition(" ")[0]) == self._logged
+            if now < self._log_at + (_SAME_LOG - _LOG if same else 0.0):
                 continue
+            self._logged = event.why, event.peer.partition(" ")[0]
             more = f" ({self._unlogged - 1} more since the last such line)" if self._unlogged > 1 else ""
             peer = event.peer or last_closed(self._port()) or "an unknown address"
             log.warning("refused a connection from %s: %s%s", peer, event.why, more)
             self._unlogged = 0
-            self._log_at = now + 1.0
+            self._log_at = now + _LOG
 
     def _port(self) -> int:
         """That the socket is bound to."""

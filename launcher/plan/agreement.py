@@ -34,7 +34,7 @@ def agreement(config: LaunchConfig, files: Files, made: Resolved) -> dict[str, s
         "--device": made.device.value,
         # Groups meet in host memory then (with slices of cards, too), on all ranks or on none.
         "--device-ids": "several workers on one" if through_host(made.devices) else "one worker on each",
-        "--restart": "restart" if made.restarts else "never",
+        "--restart": "on-failure or always" if made.restarts else "never",
     }
     if files.torch_version:
         rows["torch"] = files.torch_version

@@ -139,20 +139,21 @@ def test_drain_gives_no_more_than_it_is_asked_for_and_never_blocks() -> None:
     ("theirs", "why"),
     [(OPEN, "one end has a cluster key"), (Security(OTHER_KEY, 2, 1), "its cluster key is another one")],
 )
-def test_who_was_refused_is_named_at_most_once_a_second(
-    theirs: Security, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_was_refused_is_named_now_and_then(theirs: Security, why: str, caplog: pytest.LogCaptureFixture) -> None:
     with pair(Security(KEY, 2, 0), theirs) as made:
         refused = watch(made.seen, "refused")
         assert why in refused.why
         assert made.seen.refused >= 1
         with caplog.at_level(logging.WARNING):
-            for moment in (100.0, 100.5, 100.9, 101.0, 101.1):
+            for moment in (100.0, 100.5, 109.9, 110.0, 110.1):
                 made.seen.log_refusals([refused, refused, LinkEvent("down")], moment)
-        first, second = (record.message for record in caplog.records)
+            for moment in (110.5, 111.0):  # somebody else
+                made.seen.log_refusals([LinkEvent("refused", "other", "10.0.0.9 port 1")], moment)
+        first, second, third = (record.message for record in caplog.records)
         assert first.startswith("refused a connection from 127.0.0.1 port ")
         assert why in first
         assert second.endswith("(5 more since the last such line)")
+        assert third.startswith("refused a connection from 10.0.0.9 port 1: other (4 more")
 
 
 def test_a_node_of_another_launch_with_the_servers_key() -> None:
