@@ -21,6 +21,7 @@ _OWN = frozenset(
     ssl_keyfile ssl_certfile device_ids numa_bind numa_bind_nodes numa_bind_cpus log_level origins""".split()  # noqa: SIM905
 )
 """Fields that each node has for itself, or that are said apart."""
+_OF_SEVERAL = ("master_addr", "master_port", "iface", "join_timeout", "cluster_key_file")
 
 
 def key_path(config: LaunchConfig) -> Path | None:
@@ -33,8 +34,10 @@ def key_path(config: LaunchConfig) -> Path | None:
     return None
 
 
-def node_notes(config: LaunchConfig, at: NodeAddress, *, keyed: bool) -> tuple[str, ...]:
+def node_notes(config: LaunchConfig, at: NodeAddress | None, *, keyed: bool) -> tuple[str, ...]:
     """Lines for the start of the log."""
+    if at is None:
+        return _on_one_machine(config)
     place, where = f"node {config.node_rank} of {config.nnodes}", host_port(at.master, config.master_port)
     by = f" by {at.iface}" + (f", as {at.address}" if at.address else "") if at.iface else ""
     if config.node_rank:
@@ -42,6 +45,12 @@ def node_notes(config: LaunchConfig, at: NodeAddress, *, keyed: bool) -> tuple[s
     who = "other nodes" if config.nnodes == 2 else f"other nodes (--node-rank 1 to {config.nnodes - 1})"
     here = f"{place}: the others join at {where}, interface {at.iface} ({at.origin})"
     return (here, f"{who}: {follower_command(config, at)}", *_warning(config, at, keyed), *at.notes)
+
+
+def _on_one_machine(config: LaunchConfig) -> tuple[str, ...]:
+    """Flags that mean something on several only: was --nnodes forgotten?"""
+    idle = [f"--{field.replace('_', '-')}" for field in _OF_SEVERAL if field in config.origins]
+    return (f"WARNING: {' and '.join(idle)}: not used without --nnodes 2 or more",) if idle else ()
 
 
 def _warning(config: LaunchConfig, at: NodeAddress, keyed: bool) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ def decide(config: LaunchConfig, facts: HostFacts, place: Place, files: Files, *
         decisions=made.decisions(),
         settings=settings(config),
         limits=limits(config, facts),
-        notes=(*(node_notes(config, made.at, keyed=bool(files.cluster_key)) if made.at else ()), *made.notes()),
+        notes=(*node_notes(config, made.at, keyed=bool(files.cluster_key)), *made.notes()),
         serves=serves(config, made.at, made.local_ranks) if made.at and not api else "",
         ports=ports(config, http, made.at),
         firewall=firewall(made.at) if made.at else None,

@@ -17,6 +17,7 @@ from launcher.plan import Files, LaunchPlan, Place, decide, front, make_plan, se
 from launcher.plan.agreement import agreement, read_model_digest, read_torch_version
 from launcher.plan.budget import memory_need
 from launcher.plan.checkpoint import read_checkpoint
+from launcher.plan.node_words import node_notes
 from launcher.plan.processes import of_generation
 from launcher.plan.resolved import Resolved
 from launcher.plan.show import HIDDEN, rows, to_json
@@ -471,3 +472,11 @@ def test_shown_without_the_key() -> None:
         ("Worker_DP0_PP0_TP4", "NodeAgent_N1"),
     ]
     assert {d.name: d.value for d in made.decisions}["ranks here"] == "0-3 of 8"
+
+
+def test_flags_of_several_nodes_without_nnodes_are_told() -> None:
+    given = LaunchConfig(origins={"master_addr": "--master-addr", "iface": "--iface", "tp": "--tp"})
+    assert node_notes(given, None, keyed=False) == (
+        "WARNING: --master-addr and --iface: not used without --nnodes 2 or more",
+    )
+    assert node_notes(LaunchConfig(), None, keyed=False) == ()
