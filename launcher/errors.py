@@ -187,8 +187,14 @@ class ChildFailedError(XserveError):
             self.exit_code = NodeLostError.exit_code
 
 
+BEING_STOPPED = "it is being stopped"
+"""What a node says that its operator stops: no failure of anything."""
+
+
 def describe(failure: Failure) -> str:
     """The headline with its who and where, in one line."""
+    if failure.role == "node_agent" and failure.pid is None and failure.headline.startswith("node "):
+        return failure.headline  # of a node as a whole: who and where stand in it
     who = failure.title
     if failure.rank is not None:
         who = f"rank {failure.rank} ({failure.title})"

@@ -12,7 +12,7 @@ import sys
 import traceback
 from typing import TextIO
 
-from launcher.errors import ChildFailedError, Failure, RemoteError, XserveError, describe
+from launcher.errors import BEING_STOPPED, ChildFailedError, Failure, RemoteError, XserveError, describe
 from launcher.logs import SECRETS
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -52,14 +52,16 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
 
 def failure_text(cause: Failure, follow_ons: tuple[Failure, ...] = ()) -> str:
     """The whole story of a failed launch; the last lines say who failed, how, and what to do."""
-    parts = [f"xserve: because of it: {one_line(describe(one))}" for one in follow_ons]
+    story = describe(cause)
+    # Who has nothing of its own to tell is only named: the cause stands below.
+    parts = [f"xserve: because of it: {one_line(describe(one).removesuffix(f': {story}'))}" for one in follow_ons]
     if cause.traceback and not (cause.permanent or cause.node_lost):  # these have their whole story in one line
         parts += ["", cause.traceback.rstrip()]
     if cause.kind in ("died", "timeout") and cause.last_output:
         parts += ["", f"last output of {cause.title}:", *(f"  {line}" for line in cause.last_output)]
     if parts:
         parts.append("")
-    parts.append(f"xserve: {one_line(describe(cause))}")
+    parts.append(f"xserve: {one_line(story)}")
     advice = advise(cause)
     if advice:
         parts.append(f"xserve: {advice}")
@@ -68,6 +70,8 @@ def failure_text(cause: Failure, follow_ons: tuple[Failure, ...] = ()) -> str:
 
 def advise(cause: Failure) -> str:
     """What to do about it; empty when the headline says all that is known."""
+    if cause.node_lost and cause.headline.endswith(BEING_STOPPED):
+        return "somebody stopped xserve on that node; start it there again, with the same command"
     if cause.node_lost:
         return (
             "look at that node: whether it is up, what its own log ends with, and whether a firewall stands between"

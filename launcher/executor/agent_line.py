@@ -16,6 +16,7 @@ from launcher.nodes.messages import (
     CloseGroup,
     FromAgent,
     GroupJoined,
+    GroupLeaving,
     GroupLost,
     GroupWaiting,
     OpenGroup,
@@ -61,7 +62,7 @@ class AgentLine:
     def is_held_back(self) -> bool:
         return False
 
-    def read(self) -> GroupWaiting | GroupJoined | GroupLost | None:
+    def read(self) -> GroupWaiting | GroupJoined | GroupLeaving | GroupLost | None:
         """The next word about our group; None: nothing more now."""
         if any(event.kind == "up" for event in self._watcher.events()):
             self._say(self._group)
@@ -73,7 +74,7 @@ class AgentLine:
             except WireError as error:
                 log.warning("this node's agent: %s", error)
                 continue
-            assert isinstance(word, GroupWaiting | GroupJoined | GroupLost)
+            assert isinstance(word, GroupWaiting | GroupJoined | GroupLeaving | GroupLost)
             if word.generation == self._group.generation:
                 return word
 

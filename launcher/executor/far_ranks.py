@@ -33,6 +33,8 @@ class FarRanks:
         """What nodes, and our own agent, have said."""
         self.lost: dict[int, str] = {}
         """Node → why its data link is over."""
+        self.leaving: dict[int, Failure] = {}
+        """Node → what is to be said of its end, since it is being stopped."""
 
     @property
     def missing(self) -> set[int]:
@@ -102,7 +104,7 @@ class FarRanks:
         """
         known = [*own, *self.failures]
         if not has_cause(known):
-            known += [self.gone(node, f"is gone: {why}") for node, why in self.lost.items()]
+            known += [self.leaving.get(node) or self.gone(node, f"is gone: {why}") for node, why in self.lost.items()]
         return first_cause(known)
 
     def gone(self, node: int, why: str, *, is_late: bool = False) -> Failure:

@@ -20,12 +20,13 @@ import zmq
 from launcher import __version__, clock
 from launcher.clock import Deadline
 from launcher.config import AgentSettings
-from launcher.errors import HostError, UsageError
+from launcher.errors import HostError, UsageError, describe
 from launcher.nodes.leader import Joined, Leader, Lost, Mismatch, Ready, Refused
 from launcher.nodes.messages import (
     CloseGroup,
     FromCore,
     GroupJoined,
+    GroupLeaving,
     GroupLost,
     GroupWaiting,
     Member,
@@ -87,7 +88,7 @@ class CoreLine:
             except (WireError, ValueError) as error:
                 log.warning("the engine core's line: %s", error)
 
-    def say(self, message: GroupWaiting | GroupJoined | GroupLost) -> None:
+    def say(self, message: GroupWaiting | GroupJoined | GroupLeaving | GroupLost) -> None:
         """To the core that spoke last; dropped if it is gone."""
         if self._core:
             with contextlib.suppress(zmq.ZMQError):
@@ -152,6 +153,8 @@ class LeaderAgent:
         for message in self._ctx.poll_messages():
             if isinstance(message, TreeState):
                 self._state = message
+                if message.state in ("draining", "stopping"):
+                    self._leader.is_ending()
         while (said := self._line.read()) is not None:
             self._from_core(said)
         for event in self._leader.pump(clock.now()):
@@ -167,7 +170,6 @@ class LeaderAgent:
         if self._wanted is None or message.generation != self._wanted.generation:
             self._joined = False
             self._held.clear()
-            self._show_at = clock.now()
         self._wanted = message
         self._leader.open_group(message)
 
@@ -180,8 +182,10 @@ class LeaderAgent:
                 if self._wanted is not None:
                     self._line.say(GroupJoined(self._wanted.generation, members))
             case Lost(failure, leaving):
-                log.warning("%s", failure.headline)
+                log.warning("%s", describe(failure))
                 if leaving:
+                    if self._wanted is not None:
+                        self._line.say(GroupLeaving(self._wanted.generation, failure))
                     self._held.append((clock.now() + _LEAVING, event))
                 else:
                     self._lost(event)
@@ -205,14 +209,18 @@ class LeaderAgent:
             return
         if now >= self._tell_at:
             self._tell_at = now + _TELL
-            members, missing = self._leader.members, self._leader.missing
-            self._line.say(GroupWaiting(self._wanted.generation, members, missing))
+            self._line.say(GroupWaiting(self._wanted.generation, self._here, self._leader.missing))
         if now >= self._show_at:
             self._show_at = now + _SHOW
             log.info("%s", self._who())
 
+    @property
+    def _here(self) -> tuple[Member, ...]:
+        """Without those that are in a group that is over, and have to come again."""
+        return tuple(member for member in self._leader.members if member.node_rank not in self._leader.missing)
+
     def _who(self) -> str:
-        names = ", ".join(_named(member) for member in self._leader.members)
+        names = ", ".join(_named(member) for member in self._here)
         missing = self._leader.missing
         if not missing:
             return f"all {self._nodes.nnodes} nodes are here: {names}"

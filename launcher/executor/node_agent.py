@@ -20,7 +20,7 @@ import msgspec
 from launcher import __version__, clock
 from launcher.clock import Deadline
 from launcher.config import AgentSettings
-from launcher.errors import ChildFailedError, NodeLostError, UsageError, XserveError
+from launcher.errors import BEING_STOPPED, ChildFailedError, NodeLostError, UsageError, XserveError
 from launcher.executor.agent_life import Action, Event, State, next_cell
 from launcher.executor.data_link import NodeLink
 from launcher.executor.leader_agent import LeaderAgent
@@ -32,7 +32,7 @@ from launcher.nodes.follower import Follower
 from launcher.nodes.messages import EndGroup, Hello, StartGroup
 from launcher.nodes.secure import Security
 from launcher.process.child import ChildContext
-from launcher.process.reports import Drain, Leave, Step, Stop
+from launcher.process.reports import Drain, Leave, Step, TreeState
 from launcher.worker.rpc import GroupPlace
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ class FollowerAgent:
         self._error: XserveError | None = None
         self._reason = ""
         """Why it is over, for people, when it is no error."""
+        self._tree = ""
+        """The state of our supervisor's tree, as last told."""
         self._stop_by = Deadline.after(None)
         self._fallen: tuple[Deadline, XserveError] | None = None
         """The group is over, with this error unless somebody knows better until then."""
@@ -132,7 +134,9 @@ class FollowerAgent:
         if stopped:
             self._look_after_workers()  # it may follow from what they have to tell
         for message in messages:
-            if isinstance(message, Drain | Stop):
+            if isinstance(message, TreeState):
+                self._tree = message.state
+            else:
                 self._stop_by = self._stop_by.earlier(message.budget)
                 self._happen(Event.DRAIN if isinstance(message, Drain) else Event.STOP)
         if stopped:
@@ -161,7 +165,7 @@ class FollowerAgent:
 
     def _timers(self, now: float) -> None:
         if self._fallen is not None and self._fallen[0].expired:
-            self._broken(self._fallen[1])
+            self._lost(self._fallen[1])
         if self._state is State.JOINING and now >= self._report_at:
             self._report_at = now + _REPORT
             self._ctx.progress(0, detail=self._who())
@@ -198,7 +202,7 @@ class FollowerAgent:
                 if self._state is State.JOINING:
                     log.warning("%s", text)
                 else:
-                    self._broken(NodeLostError(text, title="NodeAgent_N0"))
+                    self._lost(NodeLostError(text, title="NodeAgent_N0"))
 
     def _ended(self, end: EndGroup) -> None:
         self._reason = end.reason
@@ -211,7 +215,11 @@ class FollowerAgent:
             self._happen(Event.ENDED)
         elif end.failure is None:
             text = f"{self._node_0} ended the group, {self._follower.last_heard}: {end.reason}"
-            self._broken(NodeLostError(text, title="NodeAgent_N0"))
+            self._lost(NodeLostError(text, title="NodeAgent_N0"))
+        elif end.failure.kind == "peer_lost" and end.failure.title == self._ctx.spec.title:
+            # We are who was lost (stopped for a while, or cut off): that is no failure of this node's own.
+            text = f"{self._node_0} has gone on without this node: {end.failure.headline}"
+            self._lost(NodeLostError(text, title="NodeAgent_N0"))
         else:
             own = end.failure.node == self._nodes.node_rank
             # Another node's failure is for node 0 to count and to show in full; here it means: the group is lost.
@@ -221,6 +229,14 @@ class FollowerAgent:
             self._broken(ChildFailedError(cause))
 
     # --- the table
+
+    def _lost(self, error: XserveError) -> None:
+        """Node 0 is, without a word of why. It may have said before that it was told to stop: a second Ctrl-C kills."""
+        if isinstance(error, NodeLostError) and self._follower.is_ending:
+            self._reason = "node 0 was stopped"
+            self._happen(Event.ENDED)
+        else:
+            self._broken(error)
 
     def _broken(self, error: XserveError) -> None:
         self._error = self._error or error
@@ -242,7 +258,9 @@ class FollowerAgent:
             case Action.LEAVE:
                 self._ctx.send(Leave(reason=self._reason))
             case Action.PART | Action.QUIT:
-                self._follower.leave(f"node {self._nodes.node_rank} ({self._host}) is being stopped", None)
+                # The end of a supervisor that was killed is no order to stop: node 0 is to hear of a loss.
+                if self._tree in ("draining", "stopping"):
+                    self._follower.leave(BEING_STOPPED, None)
             case Action.FAIL | Action.NOTHING:
                 pass
 

@@ -24,6 +24,7 @@ from launcher.nodes.messages import (
     EndGroup,
     GroupFailed,
     GroupJoined,
+    GroupLeaving,
     GroupLost,
     GroupProgress,
     GroupReady,
@@ -108,9 +109,11 @@ class Outside:
                 case GroupWaiting(_, members, missing):
                     here = ", ".join(f"node {member.node_rank} ({member.host})" for member in members)
                     who = ", ".join(map(str, missing))
-                    self.on_progress(f"waiting for node{'s' * (len(missing) > 1)} {who}; joined: {here}")
+                    self.on_progress(f"(missing: {who}; joined: {here})")
                 case GroupJoined(_, members):
                     self._far.joined(members)
+                case GroupLeaving(_, failure):
+                    self._far.leaving[failure.node] = failure
                 case GroupLost(_, failure):
                     self._far.failures.append(failure)
 

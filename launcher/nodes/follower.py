@@ -55,6 +55,8 @@ class Follower:
         self._number = self._heard_number = 0
         self._launch_id = ""
         self._is_accepted = self._is_left = self._is_over = False
+        self.is_ending = False
+        """Node 0 was told to stop, as it says: its end is no loss."""
         self._group: StartGroup | None = None
         now = clock.now()
         self._missed_since, self._pumped_at = now, now
@@ -201,6 +203,7 @@ class Follower:
             return
         self._heard_number = beat.number
         self._hear(beat.launch_id, now)
+        self.is_ending = beat.ending
         self.members = beat.members
 
     def _start(self, group: StartGroup) -> None:

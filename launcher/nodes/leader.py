@@ -79,6 +79,7 @@ class Leader:
         self._events: list[LeaderEvent] = []
         self._told: dict[str, float] = {}
         self._number = 0
+        self._is_ending = False
         self._beat_at = 0.0
         self._security = Security.of(settings)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -169,6 +170,12 @@ class Leader:
         for node in self._table.known:
             self._send(node.peer, self._end, node.rank)
 
+    def is_ending(self) -> None:
+        """This launch was told to stop: the nodes are to know it before the last word, which a kill may cut off."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._beat()
+
     def close(self) -> None:
         """Also after a constructor that failed. What was said last has `LAST_WORDS_MS` to leave."""
         if self._watcher is not None:
@@ -220,7 +227,7 @@ class Leader:
 
     def _beat(self) -> None:
         self._number += 1
-        beat = messages.LeaderBeat(self._launch_id, self._number, self._table.members)
+        beat = messages.LeaderBeat(self._launch_id, self._number, self._table.members, ending=self._is_ending)
         for node in self._table.known:
             self._send(node.peer, beat, node.rank)
 

@@ -8,7 +8,7 @@ Control (master port; a follower's DEALER → node 0's ROUTER), one frame a mess
 Local (``ipc://`` in node 0's run directory; engine core's DEALER → agent's ROUTER)::
 
     core → agent        OpenGroup, CloseGroup
-    agent → core        GroupWaiting, GroupJoined, GroupLost
+    agent → core        GroupWaiting, GroupJoined, GroupLeaving, GroupLost
 
 Words on the data link (an agent's DEALER → the engine core's ROUTER, one link a group; calls and answers travel on it
 too, see `launcher.executor.frames`)::
@@ -30,7 +30,7 @@ import msgspec
 
 from launcher.errors import Failure, XserveError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Rises with every change to these messages: nodes of different releases refuse each other in words."""
 MAGIC = b"XSN\x01"
 MAX_CONTROL = 1 << 20
@@ -117,6 +117,8 @@ class LeaderBeat(msgspec.Struct, frozen=True, tag=True):
     members: tuple[Member, ...] = ()
     known: bool = True
     """False: the follower has to join (again)."""
+    ending: bool = False
+    """Node 0 was told to stop: should it vanish from now on, that was its operator's wish."""
 
 
 class StartGroup(msgspec.Struct, frozen=True, tag=True):
@@ -193,7 +195,15 @@ class GroupLost(msgspec.Struct, frozen=True, tag=True):
     failure: Failure
 
 
-FromAgent = GroupWaiting | GroupJoined | GroupLost
+class GroupLeaving(msgspec.Struct, frozen=True, tag=True):
+    """A node of the group is being stopped. It goes on for a while: `GroupLost` follows, unless this node is being
+    stopped too."""
+
+    generation: int
+    failure: Failure
+
+
+FromAgent = GroupWaiting | GroupJoined | GroupLost | GroupLeaving
 
 
 # --- agent ⇄ engine core, on the data link ---------------------------------------------------------------------------

@@ -182,6 +182,60 @@ def test_a_process_of_node_1_is_killed(make_net: MakeNet, start: Start, victim: 
     assert pair.one.wait_exit(15) == 0
 
 
+def test_one_of_two_workers_of_node_1_is_killed(make_net: MakeNet, start: Start) -> None:
+    """Its neighbour lives: the agent waits for what else may have failed, and is still to tell node 0 what did."""
+    pair = make_pair(make_net, start, "--tp", "4")
+    stream = Stream(pair.zero, "neighbours", 60)
+    os.kill(pair.one.pid_of("Worker_DP0_PP0_TP2"), signal.SIGKILL)
+    stream.assert_whole(20)
+    pair.zero.wait_line(r"xserve: rank 2 \(Worker_DP0_PP0_TP2\) on node 1 \(node1\), .* died of signal 9", 5)
+    assert "restarted its agent" not in pair.zero.output.partition("Worker_DP0_PP0_TP2) on node 1")[0]
+    pair.one.wait_node(20)
+    assert pair.zero.stop() == 0
+    assert pair.one.wait_exit(15) == 0
+
+
+def test_a_second_ctrl_c_on_node_0_stops_the_other_nodes_too(make_net: MakeNet, start: Start) -> None:
+    """It kills all at once, but for the agent, which has a moment to tell them."""
+    pair = make_pair(make_net, start)
+    stream = Stream(pair.zero, "endless", 2000)
+    pair.zero.process.send_signal(signal.SIGINT)
+    pair.zero.wait_line("finishing what runs")
+    pair.zero.process.send_signal(signal.SIGINT)
+    assert pair.zero.wait_exit(10) == 130
+    assert pair.one.wait_exit(10) == 0, pair.one.output
+    assert "node 0 was stopped: stopping this node too" in pair.one.output
+    stream.close()
+    for host in (pair.zero, pair.one):
+        host.assert_nothing_left()
+
+
+def test_node_0_is_killed_while_it_drains(make_net: MakeNet, start: Start) -> None:
+    """As by `docker stop`, whose patience is short: node 1 was told that an end would come, and waits for nobody."""
+    pair = make_pair(make_net, start)
+    stream = Stream(pair.zero, "endless", 2000)
+    pair.zero.process.send_signal(signal.SIGTERM)
+    eventually(lambda: pair.zero.state == "draining", 5)
+    pair.zero.strike(signal.SIGKILL)
+    assert pair.one.wait_exit(10) == 0, pair.one.output
+    stream.close()
+    pair.one.assert_nothing_left()
+
+
+def test_a_forced_stop_of_node_1_is_told_as_a_stop(make_net: MakeNet, start: Start) -> None:
+    pair = make_pair(make_net, start)
+    stream = Stream(pair.zero, "goes on", 100)
+    pair.one.process.send_signal(signal.SIGINT)
+    pair.zero.wait_line("node 1 .* is leaving: it is being stopped")
+    pair.one.process.send_signal(signal.SIGINT)
+    assert pair.one.wait_exit(10) == 130
+    pair.zero.wait_line("xserve: node 1 .* is leaving: it is being stopped")
+    pair.zero.wait_line("start it there again")
+    start(pair.net, 1, *pair.flags, "--node-rank", "1").wait_node()
+    stream.assert_whole(30)
+    assert pair.zero.stop() == 0
+
+
 def test_an_engine_core_is_killed(make_net: MakeNet, start: Start) -> None:
     pair = make_pair(make_net, start)
     stream = Stream(pair.zero, "core", 60)
