@@ -17,8 +17,9 @@ Files: `base` (the interface, and which class a backend's name means), `uniproc`
 answers as a table, no I/O), `hangs` (who is late), `local_group` (the workers of one machine).
 
 Several nodes: `multinode` (the engine core's side) with `far_ranks` (what it knows of the others), `outside` (its
-sockets: `core_link`, `agent_line`); `relay` (the other nodes' side) with `data_link`; `frames` (what travels between
-them), `waits` (one sleep for rings and sockets); `node_agent`, `leader_agent`, `agent_life` (the agents).
+sockets: `core_link`, `agent_line`); `relay` (the other nodes' side) with `data_link`, `gather` (answers put together);
+`frames` (what travels between them), `waits` (one sleep for rings and sockets); `node_agent`, `leader_agent`,
+`agent_life` (the agents).
 
 Who writes and who reads
 ------------------------

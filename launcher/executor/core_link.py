@@ -10,7 +10,7 @@ import errno
 import hmac
 import logging
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import zmq
 
@@ -18,7 +18,19 @@ from launcher import clock
 from launcher.clock import Deadline
 from launcher.errors import HostError
 from launcher.executor.data_link import LINGER_MS, make_data_socket
-from launcher.executor.frames import ANSWER, CALL, NO_RANK, Assembler, Frame, Lost, Whole, cut, parse_head
+from launcher.executor.frames import (
+    ANSWER,
+    CALL,
+    NO_RANK,
+    Assembler,
+    Frame,
+    Lost,
+    Whole,
+    cut,
+    is_frame,
+    open_parts,
+    parts_of,
+)
 from launcher.ipc.codec import Message
 from launcher.ipc.segment import require_headroom
 from launcher.nodes.addresses import zmq_endpoint
@@ -68,6 +80,8 @@ class CoreLink:
         self._names: dict[int, bytes] = {}
         self._answers: dict[int, Assembler] = {}
         self._outbox: dict[int, deque[Frame]] = {}
+        self._came: deque[tuple[int, Item]] = deque()
+        """What is behind the first of the answers that have come in one frame."""
         self._lost: deque[tuple[int, Lost]] = deque()
         self._number = 0
         """Of the next frame: the same for all nodes, which get the same frames."""
@@ -104,7 +118,7 @@ class CoreLink:
         return [int(self._socket.fd), self._watch.fileno()]
 
     def has_news(self) -> bool:
-        return has_input(self._socket) or self._watch.has_input or bool(self._lost)
+        return bool(self._came or self._lost) or has_input(self._socket) or self._watch.has_input
 
     @property
     def _watch(self) -> Watcher:
@@ -116,6 +130,8 @@ class CoreLink:
     def read(self) -> tuple[int, Item] | None:
         """Node and what has come from it: an answer, news, or that its link is over, once all before it was read."""
         while True:
+            if self._came:
+                return self._came.popleft()
             if self._lost:
                 return self._lost.popleft()
             try:
@@ -128,26 +144,26 @@ class CoreLink:
             try:
                 if node is None:
                     self._knock(parts)
-                elif (item := self._take(node, parts)) is not None:
-                    return node, item
+                else:
+                    self._came.extend((node, item) for item in self._take(node, parts))
             except WireError as error:
                 self._drop("malformed", str(error))
                 if node is not None:
                     self._give_up(node, f"it sent what is none of its words: {error}")
 
-    def _take(self, node: int, parts: list[zmq.Frame]) -> Item | None:
-        if len(parts) == 3:
-            head = parse_head(parts[1].buffer)
+    def _take(self, node: int, parts: list[zmq.Frame]) -> Sequence[Item]:
+        if not 2 <= len(parts) <= 3:
+            raise WireError(f"a message of {len(parts)} parts")
+        if len(parts) > 2 or is_frame(parts[1].buffer):
+            head, chunk = open_parts(parts[1].buffer, [part.buffer for part in parts[2:]])
             if not head.offset:
                 require_headroom(head.total, f"an answer from node {node}")
-            return self._answers[node].add(head, parts[2].buffer)
-        if len(parts) != 2:
-            raise WireError(f"a message of {len(parts)} parts")
+            return self._answers[node].add_all(head, chunk)
         word = self._reader.read(parts[1].bytes)
         if isinstance(word, Hello):
             raise WireError("a second hello")
         assert isinstance(word, GroupReady | GroupProgress | GroupFailed | Places)
-        return word
+        return (word,)
 
     def _knock(self, parts: list[zmq.Frame]) -> None:
         """A frame of somebody whom we do not know."""
@@ -215,11 +231,9 @@ class CoreLink:
         """Send what is held back, as far as it goes; whether all is sent."""
         for node, waiting in self._outbox.items():
             while waiting:
-                head, chunk = waiting[0]
-                if not self._say_to(node, head, chunk):
+                if not self._say_to(node, *parts_of(waiting[0])):
                     break
-                waiting.popleft()
-                self.sent_bytes[node] += len(head) + len(chunk)
+                self.sent_bytes[node] += sum(map(len, waiting.popleft()))
         return not self.is_held_back
 
     @property

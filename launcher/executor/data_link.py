@@ -16,13 +16,26 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import zmq
 
 from launcher.clock import Deadline
 from launcher.errors import NodeLostError
-from launcher.executor.frames import ANSWER, CALL, MAX_CHUNK, Assembler, Frame, Whole, cut, parse_head
+from launcher.executor.frames import (
+    ANSWER,
+    CALL,
+    MAX_CHUNK,
+    Assembler,
+    Frame,
+    Whole,
+    cut,
+    cut_answers,
+    is_frame,
+    open_parts,
+    parts_of,
+)
 from launcher.ipc.codec import Message
 from launcher.ipc.segment import require_headroom
 from launcher.nodes.messages import EndGroup, Hello, OnData, Reader, ToData, Welcome, WireError, encode
@@ -128,15 +141,13 @@ class NodeLink:
                 return item
 
     def _take(self, parts: list[zmq.Frame]) -> Whole | EndGroup | None:
-        if len(parts) == 2:
+        if len(parts) > 1 or is_frame(parts[0].buffer):
             if not self.welcome:
                 raise WireError("a call before its welcome")
-            head = parse_head(parts[0].buffer)
+            head, chunk = open_parts(parts[0].buffer, [part.buffer for part in parts[1:]])
             if not head.offset:
                 require_headroom(head.total, "a call from node 0")
-            return self._calls.add(head, parts[1].buffer)
-        if len(parts) != 1:
-            raise WireError(f"a message of {len(parts)} parts")
+            return self._calls.add(head, chunk)
         word = self._reader.read(parts[0].bytes)
         assert isinstance(word, Welcome | EndGroup)
         if word.generation != self._generation:
@@ -195,6 +206,12 @@ class NodeLink:
         self._outbox.extend(frames)
         self.flush()
 
+    def offer_all(self, answers: Sequence[tuple[int, Message]]) -> None:
+        """Small answers without arrays, each of another rank, as one frame. Otherwise as `offer`."""
+        self._outbox.append(cut_answers(answers, self._number))
+        self._number += 1
+        self.flush()
+
     def flush(self) -> None:
         """Send what is held back, as far as it goes."""
         with contextlib.suppress(zmq.Again):
@@ -202,10 +219,11 @@ class NodeLink:
                 self._socket.send(self._words[0], zmq.NOBLOCK)
                 self._words.popleft()
             while self._outbox:
-                head, chunk = self._outbox[0]
-                self._socket.send(head, zmq.NOBLOCK | zmq.SNDMORE)
-                self._socket.send(chunk, zmq.NOBLOCK)  # the first part has its room: so has this one
-                self.sent_bytes += len(head) + len(chunk)
+                *before, last = parts_of(self._outbox[0])
+                for part in before:
+                    self._socket.send(part, zmq.NOBLOCK | zmq.SNDMORE)
+                self._socket.send(last, zmq.NOBLOCK)  # the first part has its room: so has this one
+                self.sent_bytes += sum(map(len, self._outbox[0]))
                 self._outbox.popleft()
 
     def close(self) -> None:

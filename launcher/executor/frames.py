@@ -2,26 +2,28 @@
 
 A message (tag, head, buffers: what a `Codec` makes of an object) becomes one *body*: its head; or, if arrays travel
 beside it, a table of sizes, the head and the arrays, each 64-aligned, as in a ring (`launcher.ipc.layout`). The body is
-cut into chunks, each a frame of two parts::
+cut into chunks, each a frame: a head and the chunk. Small ones travel as one part, others as two::
 
     0   4s   MAGIC
-    4   u8   kind: 1 call, 2 answer
+    4   u8   kind: 1 call, 2 answer, 3 answers of several ranks
     5   u8   1: the body has a table and arrays
     6   u8   tag of the message
-    8   i32  rank that answers; -1 in a call
+    8   i32  rank that answers; -1 in the other kinds
     12  u32  0
     16  u64  number of the frame in its direction, 0, 1, 2 …: a repeat or a gap ends the link
     24  u64  bytes of the whole body
     32  u64  where in it the chunk begins
-    ── second part: the chunk
+    ── the chunk
 
-Chunks of one message follow each other. Nothing here trusts its input: what does not fit is a `WireError`.
+Chunks of one message follow each other. Small answers of several ranks may share one frame: a u32 count, for each rank
+in rising order (i32 rank, u32 tag, u32 bytes), then the bytes of each. Nothing here trusts its input: what does not
+fit is a `WireError`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from launcher.errors import UsageError
@@ -31,7 +33,7 @@ from launcher.nodes.messages import WireError
 
 MAGIC = b"XSD\x01"
 HEAD = struct.Struct("<4sBBBxiIQQQ")
-CALL, ANSWER = 1, 2
+CALL, ANSWER, ANSWERS = 1, 2, 3
 NO_RANK = -1
 
 CHUNK = 2 << 20
@@ -43,6 +45,11 @@ MAX_CHUNK = 8 << 20
 MAX_BODY = (1 << 30) + (64 << 10)
 """Bytes of the largest message."""
 MAX_BUFFERS = 4096
+MAX_ANSWERS = 4096
+"""Ranks whose answers share a frame."""
+JOINED = 64 << 10
+"""Bytes of the largest chunk that travels in one part with its head: a copy is cheaper than one more part."""
+_COUNT, _ENTRY = struct.Struct("<I"), struct.Struct("<iII")
 _SMALL = 64 << 10
 """Parts of fewer bytes are copied together into one chunk; larger ones are sent from where they lie."""
 
@@ -115,6 +122,33 @@ def cut(kind: int, rank: int, message: Message, number: int) -> list[Frame]:
     return frames
 
 
+def cut_answers(answers: Iterable[tuple[int, Message]], number: int) -> Frame:
+    """One frame for answers of several ranks, which have no arrays and are small."""
+    found = sorted(answers, key=lambda answer: answer[0])
+    table = [_ENTRY.pack(rank, tag, len(head)) for rank, (tag, head, _) in found]
+    body = b"".join((_COUNT.pack(len(found)), *table, *(head for _, (_, head, _) in found)))
+    return HEAD.pack(MAGIC, ANSWERS, 0, 0, NO_RANK, 0, number, len(body), 0), body
+
+
+def parts_of(frame: Frame) -> tuple[bytes | memoryview, ...]:
+    """What is sent of it."""
+    return (b"".join(frame),) if len(frame[1]) <= JOINED else frame
+
+
+def is_frame(first: memoryview) -> bool:
+    """Whether this first part begins a frame. (No word of `launcher.nodes.messages` begins so.)"""
+    return first[: len(MAGIC) - 1] == MAGIC[:-1]
+
+
+def open_parts(first: memoryview, rest: Sequence[memoryview]) -> tuple[Head, memoryview]:
+    """Head and chunk of what was received. `WireError` unless it is a frame."""
+    if rest:
+        if len(rest) > 1:
+            raise WireError(f"a message of {1 + len(rest)} parts")
+        return parse_head(first), rest[0]
+    return parse_head(first[: HEAD.size]), first[HEAD.size :]
+
+
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     small = bytearray()
     for part in parts:
@@ -141,10 +175,12 @@ def parse_head(data: bytes | memoryview) -> Head:
     magic, kind, flags, tag, rank, zero, number, total, offset = HEAD.unpack(data)
     if magic != MAGIC:
         raise WireError("another version" if magic[:3] == MAGIC[:3] else "not ours")
-    if kind not in (CALL, ANSWER) or flags > 1 or zero or (rank < 0) != (kind == CALL) or rank < NO_RANK:
+    if kind not in (CALL, ANSWER, ANSWERS) or flags > 1 or zero or (rank < 0) != (kind != ANSWER) or rank < NO_RANK:
         raise WireError("an unknown kind of frame")
     if total > MAX_BODY or offset > total:
         raise WireError(f"a body of {total} bytes at {offset}")
+    if kind == ANSWERS and (flags or tag or offset):
+        raise WireError("answers of several ranks that are not one frame")
     return Head(kind, bool(flags), tag, rank, number, total, offset)
 
 
@@ -165,10 +201,7 @@ class Assembler:
 
     def add(self, head: Head, chunk: memoryview) -> Whole | None:
         """The message, when it is whole. After a `WireError` nothing that comes can be right."""
-        if head.number != self._next:
-            what = "came again" if head.number < self._next else f"came, {self._next} is missing"
-            raise WireError(f"frame {head.number} {what}")
-        self._next += 1
+        self._count(head)
         if head.kind != self._kind:
             raise WireError("an answer where calls come" if self._kind == CALL else "a call where answers come")
         size = len(chunk)
@@ -190,6 +223,44 @@ class Assembler:
         self._body = bytearray()
         main, buffers = split(body) if head.has_buffers else (body, [])
         return Whole(head.kind, head.rank, head.tag, main, buffers)
+
+    def add_all(self, head: Head, chunk: memoryview) -> list[Whole]:
+        """As `add`; also the answers that share a frame."""
+        if head.kind != ANSWERS:
+            whole = self.add(head, chunk)
+            return [] if whole is None else [whole]
+        self._count(head)
+        if self._kind != ANSWER:
+            raise WireError("answers where calls come")
+        if self._first is not None:
+            raise WireError(f"answers of several ranks where a chunk at {self._at} was to come")
+        if len(chunk) != head.total:
+            raise WireError(f"a chunk of {len(chunk)} bytes at 0 of {head.total}")
+        return split_answers(chunk)
+
+    def _count(self, head: Head) -> None:
+        if head.number != self._next:
+            what = "came again" if head.number < self._next else f"came, {self._next} is missing"
+            raise WireError(f"frame {head.number} {what}")
+        self._next += 1
+
+
+def split_answers(body: memoryview) -> list[Whole]:
+    """What `cut_answers` has put together. `WireError` if the table does not fit the body exactly."""
+    count = int.from_bytes(body[: _COUNT.size], "little")
+    at = _COUNT.size + count * _ENTRY.size
+    if not 0 < count <= MAX_ANSWERS or at > len(body):
+        raise WireError(f"a table of {count} answers in {len(body)} bytes")
+    found: list[Whole] = []
+    last = NO_RANK
+    for rank, tag, length in _ENTRY.iter_unpack(body[_COUNT.size : at]):
+        if rank <= last or tag > 255 or at + length > len(body):
+            raise WireError(f"an answer of rank {rank} behind {last}, tag {tag}, {length} bytes at {at} of {len(body)}")
+        found.append(Whole(ANSWER, rank, tag, body[at : at + length], []))
+        last, at = rank, at + length
+    if at != len(body):
+        raise WireError(f"{len(body) - at} bytes behind the last answer")
+    return found
 
 
 def split(body: memoryview) -> tuple[memoryview, list[memoryview]]:

@@ -3,7 +3,7 @@
 Lossless, in order, and as bytes: nothing is decoded but to check it (`ipc.raw.Check`), nothing unpickled. Both
 ways have back-pressure of their own. While the ring is full no call is read from the link, while the core takes nothing
 no answer is read from the rings; the other way, deaths and the group's end go on. So memory is bounded: by what ZMQ
-holds (`data_link.HWM`) and one message each way.
+holds (`data_link.HWM`) and one message each way. Small answers to one call go together (`gather`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from launcher.clock import Deadline
 from launcher.errors import ChildFailedError, DeadlineError, Failure, HostError, PeerDiedError, UsageError
 from launcher.executor.data_link import NodeLink
 from launcher.executor.frames import Whole
+from launcher.executor.gather import Answers, Gather
 from launcher.executor.hangs import is_idle
 from launcher.executor.local_group import LocalGroup
 from launcher.executor.waits import Waits
-from launcher.ipc import EMPTY
+from launcher.ipc import EMPTY, WaitSet
 from launcher.ipc.codec import Message
 from launcher.ipc.raw import Check, RawCodec
 from launcher.nodes.messages import EndGroup, GroupFailed, GroupProgress, GroupReady, Place, Places
@@ -66,10 +67,15 @@ class Relay:
         self._progress_at = self._places_at = 0.0
         self._unsettled = False
         """The core was last told that some rank is busy, or calls have come since."""
+        self._ranks = [child.spec.rank or 0 for child in group.children]
+        self._gather = Gather(self._ranks, self._send)
+        self._news = True
+        """The last wait has found something on the link; True before it."""
         self._waits: Waits | None = None
         self._extra: tuple[int, ...] = ()
         raw = RawCodec()
         group.hand_over_queues(raw, raw)
+        self._rings = WaitSet(group.readers)
 
     # --- the loop
 
@@ -81,9 +87,14 @@ class Relay:
         """
         self._answers()
         self._look_after_workers()
-        self._calls()
-        self._link.flush()
-        self._report(clock.now())
+        if self._news or self._stuck is not None or not self._link.welcome:
+            self._calls()
+        now = clock.now()
+        if now >= self._gather.due:
+            self._gather.flush()
+        if self._link.is_held_back:
+            self._link.flush()
+        self._report(now)
 
     def wait(self, deadline: Deadline, extra_fds: Sequence[int] = ()) -> list[int]:
         """Sleep until `pump` has something to do, one of `extra_fds` is readable, or time is up; those that are.
@@ -95,10 +106,20 @@ class Relay:
             self._extra = tuple(extra_fds)
             fds = [self._group.fileno(), *extra_fds]
             self._waits = Waits(self._group.readers, [self._link], fds, self._group.calls)
-        timer = Deadline.after(min(self._link.until_timer(), self._until_report(clock.now())))
-        soonest = min(deadline, timer, key=lambda d: d.at)
-        ready = self._waits.sleep(soonest, answers=not self._link.is_held_back, room=self._stuck is not None)
-        return [fd for fd in ready if fd in extra_fds]
+        now = clock.now()
+        seconds = min(self._link.until_timer(), self._until_report(now), self._gather.due - now)
+        reader = None
+        if (only := self._gather.only(now)) is not None:
+            reader = self._group.readers[self._ranks.index(only[0])]
+            seconds = min(seconds, only[1] - now)
+        ready = self._waits.sleep(
+            deadline.earlier(max(0.0, seconds)),
+            answers=not self._link.is_held_back,
+            room=self._stuck is not None,
+            only=reader,
+        )
+        self._news = self._waits.has_heard
+        return [fd for fd in ready if fd in self._extra]
 
     @property
     def is_ready(self) -> bool:
@@ -108,6 +129,7 @@ class Relay:
     def close(self) -> None:
         """The data link, with what was said last. Idempotent."""
         self._close_waits()
+        self._rings.close()
         self._link.close()
 
     # --- there -----------------------------------------------------------------------------------------------------
@@ -136,9 +158,12 @@ class Relay:
             raise self._link.broken("a call came that is none of ours, or not the next one")
         self._last += 1
         self._unsettled = True
-        self._enqueue(whole.message)
         if isinstance(call, ShutdownCall):
+            self._enqueue(whole.message)
             self._group.may_end()
+        else:
+            self._gather.expect(call.call_id, call.reply_rank)
+            self._enqueue(whole.message)
 
     def _enqueue(self, message: Message) -> bool:
         """False: there is no room, and the message is kept."""
@@ -155,14 +180,21 @@ class Relay:
     # --- and back --------------------------------------------------------------------------------------------------
 
     def _answers(self) -> None:
-        for child, reader in zip(self._group.children, self._group.readers, strict=True):
+        for index in self._rings.ready():
+            reader = self._group.readers[index]
             for _ in range(_AT_ONCE):
                 if self._link.is_held_back:
                     return
                 message = reader.try_dequeue()
                 if message is EMPTY:
                     break
-                self._offer(child.spec.rank or 0, message)
+                self._gather.add(self._ranks[index], message)
+
+    def _send(self, answers: Answers) -> None:
+        if len(answers) > 1:
+            self._link.offer_all(answers)
+        else:
+            self._offer(*answers[0])
 
     def _offer(self, rank: int, message: Message) -> None:
         try:
@@ -180,6 +212,7 @@ class Relay:
 
     def _failed(self, cause: Failure, others: Sequence[Failure] = ()) -> ChildFailedError:
         """The error to raise; the core is told."""
+        self._gather.flush()  # they came before, and are good
         cause = self._here(cause)
         others = tuple(msgspec.structs.replace(self._here(f), traceback="", last_output=()) for f in others)
         self._link.say(GroupFailed(cause, others))

@@ -44,14 +44,23 @@ class Waits:
             self._epoll.register(kept, select.EPOLLIN)
             self._kept[kept] = fd
         self._plain = frozenset(fds)
+        self._links_fds = frozenset(self._kept.values()) - self._plain
+        self.has_heard = True
+        """After a sleep: some link may have something. After no sleep this is to be supposed as well."""
 
-    def sleep(self, deadline: Deadline, *, answers: bool = True, room: bool = False) -> list[int]:
-        """Until a reader has something (if `answers`), the writer has room (if `room`), a link has news, a plain
-        descriptor is readable, or time is up. The plain descriptors that are readable."""
-        readers = self._readers if answers else ()
+    def sleep(
+        self, deadline: Deadline, *, answers: bool = True, room: bool = False, only: QueueReader | None = None
+    ) -> list[int]:
+        """Until a reader has something (if `answers`; `only`: no other one), the writer has room (if `room`), a link
+        has news, a plain descriptor is readable, or time is up. The plain descriptors that are readable."""
+        readers: Sequence[QueueReader] = ()
+        if answers:
+            readers = self._readers if only is None else (only,)
         try:
-            ready = self._arm(readers, room) or self._has_news()
-            events = self._epoll.poll(0 if ready else self._seconds(deadline))
+            ready = self._arm(readers, room)
+            news = self._has_news()
+            events = self._epoll.poll(0 if ready or news else self._seconds(deadline))
+            self.has_heard = news or any(self._kept.get(fd, -1) in self._links_fds for fd, _ in events)
         finally:
             for reader in readers:
                 reader.disarm()

@@ -10,9 +10,11 @@ from launcher.errors import UsageError
 from launcher.executor import frames
 from launcher.executor.frames import (
     ANSWER,
+    ANSWERS,
     CALL,
     CHUNK,
     HEAD,
+    JOINED,
     MAGIC,
     MAX_BODY,
     MAX_CHUNK,
@@ -21,8 +23,13 @@ from launcher.executor.frames import (
     Head,
     Whole,
     cut,
+    cut_answers,
+    is_frame,
+    open_parts,
     parse_head,
+    parts_of,
     split,
+    split_answers,
 )
 from launcher.ipc.raw import Check
 from launcher.nodes.messages import WireError
@@ -35,7 +42,10 @@ def put_together(assembler: Assembler, made: list[frames.Frame]) -> Whole | None
     whole = None
     for head, chunk in made:
         assert whole is None
-        whole = assembler.add(parse_head(head), memoryview(chunk))
+        first, *rest = map(memoryview, parts_of((head, chunk)))
+        assert is_frame(first)
+        assert bool(rest) == (len(chunk) > JOINED)
+        whole = assembler.add(*open_parts(first, rest))
     return whole
 
 
@@ -71,7 +81,7 @@ def test_any_bytes_as_a_head(data: bytes) -> None:
         st.tuples(
             st.builds(
                 Head,
-                st.sampled_from([CALL, ANSWER]),
+                st.sampled_from([CALL, ANSWER, ANSWERS]),
                 st.booleans(),
                 st.integers(0, 255),
                 st.integers(-1, 3),
@@ -86,12 +96,13 @@ def test_any_bytes_as_a_head(data: bytes) -> None:
 )
 def test_any_frames_to_the_assembler(sent: list[tuple[Head, bytes]]) -> None:
     """Whatever comes it is a message, none yet, or a `WireError`; memory is bounded by what the heads say."""
-    assembler = Assembler(CALL)
-    for head, chunk in sent:
+    for kind in (CALL, ANSWER):
+        assembler = Assembler(kind)
         try:
-            assembler.add(head, memoryview(chunk))
+            for head, chunk in sent:
+                assert all(len(whole.head) <= 200 for whole in assembler.add_all(head, memoryview(chunk)))
         except WireError:
-            return
+            continue
 
 
 @settings(max_examples=300, deadline=None)
@@ -103,6 +114,68 @@ def test_any_body_with_a_table(tail: bytes, numbers: list[int]) -> None:
     except WireError:
         return
     assert len(head) + sum(map(len, buffers)) <= len(body)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.integers(0, 2**31 - 1), st.tuples(st.integers(0, 255), st.binary(max_size=100)), min_size=1))
+def test_answers_of_several_ranks_there_and_back(answers: dict[int, tuple[int, bytes]]) -> None:
+    head, body = cut_answers([(rank, (tag, data, [])) for rank, (tag, data) in answers.items()], 0)
+    found = Assembler(ANSWER).add_all(parse_head(head), memoryview(body))
+    assert [whole.rank for whole in found] == sorted(answers)
+    assert {whole.rank: (whole.tag, bytes(whole.head)) for whole in found} == answers
+    assert all((whole.kind, whole.buffers) == (ANSWER, []) for whole in found)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 4), st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 300), st.integers(0, 20))), st.binary())
+def test_any_bytes_as_answers_of_several_ranks(count: int, table: list[tuple[int, int, int]], tail: bytes) -> None:
+    body = count.to_bytes(4, "little") + b"".join(frames._ENTRY.pack(*entry) for entry in table) + tail
+    try:
+        found = split_answers(memoryview(body))
+    except WireError:
+        return
+    ranks = [whole.rank for whole in found]
+    assert ranks == sorted(set(ranks))
+    assert ranks[0] >= 0
+    assert 4 + 12 * len(found) + sum(len(whole.head) for whole in found) == len(body)
+    assert cut_answers([(whole.rank, whole.message) for whole in found], 0)[1] == body
+
+
+WRONG_ANSWERS = [
+    (0, [], b"", "a table of 0 answers"),
+    (2, [(0, 4, 0)], b"", "a table of 2 answers in 16 bytes"),
+    (2**32 - 1, [], b"", "a table of 4294967295 answers"),
+    (2, [(1, 4, 1), (1, 4, 1)], b"ab", "an answer of rank 1 behind 1"),
+    (2, [(1, 4, 1), (0, 4, 1)], b"ab", "an answer of rank 0 behind 1"),
+    (1, [(-1, 4, 1)], b"a", "an answer of rank -1"),
+    (1, [(0, 256, 1)], b"a", "tag 256"),
+    (1, [(0, 4, 2)], b"a", "2 bytes at 16 of 17"),
+    (1, [(0, 4, 1)], b"ab", "1 bytes behind the last answer"),
+]
+
+
+@pytest.mark.parametrize(("count", "table", "tail", "why"), WRONG_ANSWERS)
+def test_wrong_answers_of_several_ranks(count: int, table: list[tuple[int, int, int]], tail: bytes, why: str) -> None:
+    body = count.to_bytes(4, "little") + b"".join(frames._ENTRY.pack(*entry) for entry in table) + tail
+    with pytest.raises(WireError, match=why):
+        split_answers(memoryview(body))
+
+
+def test_answers_of_several_ranks_in_a_wrong_place() -> None:
+    head, body = cut_answers([(1, (4, b"a", [])), (2, (4, b"b", []))], 0)
+    parsed = parse_head(head)
+    with pytest.raises(WireError, match="answers where calls come"):
+        Assembler(CALL).add_all(parsed, memoryview(body))
+    with pytest.raises(WireError, match="a chunk of"):
+        Assembler(ANSWER).add_all(parsed, memoryview(body)[:-1])
+    assembler = Assembler(ANSWER)
+    first = cut(ANSWER, 1, (4, bytes(CHUNK + 1), []), 0)[0]
+    assembler.add(parse_head(first[0]), memoryview(first[1]))
+    with pytest.raises(WireError, match=f"where a chunk at {CHUNK} was to come"):
+        assembler.add_all(parsed._replace(number=1), memoryview(body))
+    for wrong in ((ANSWERS, 1, 0, NO_RANK, 0, 0, 4, 0), (ANSWERS, 0, 4, NO_RANK, 0, 0, 4, 0)):
+        with pytest.raises(WireError, match="not one frame"):
+            parse_head(HEAD.pack(MAGIC, *wrong))
 
 
 WRONG = [

@@ -15,7 +15,7 @@ FILES = sorted(
         *(ROOT / "launcher" / "nodes").glob("*.py"),
         *(
             path
-            for name in ("frames", "data_link", "core_link", "relay", "node_agent", "leader_agent", "agent_line")
+            for name in ("frames", "data_link", "core_link", "relay", "gather", "node_agent", "leader_agent", "agent_line")
             if (path := ROOT / "launcher" / "executor" / f"{name}.py").exists()
         ),
     ]
