@@ -33,6 +33,7 @@ from launcher.nodes.messages import (
     Places,
 )
 from launcher.nodes.secure import Security
+from launcher.nodes.words import clean, plain
 from launcher.worker.rpc import GroupPlace
 
 _BACKLOG = 4096
@@ -97,9 +98,9 @@ class Outside:
                 case GroupReady():
                     self._far.ready.add(node)
                 case GroupProgress(text):
-                    self.on_progress(f"node {node}: {text}")
-                case GroupFailed():
-                    self._far.failed(item)
+                    self.on_progress(f"node {node}: {plain(text)}")
+                case GroupFailed(failure, others):
+                    self._far.failed(GroupFailed(clean(failure), tuple(map(clean, others))))
                 case Places():
                     self._far.took(node, item)
                 case Lost(why):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 
+import msgspec
 import zmq
 
 from launcher import clock
@@ -24,7 +25,7 @@ from launcher.nodes.events import LeaderLost as Lost
 from launcher.nodes.leader import BEAT, LAST_WORDS_MS
 from launcher.nodes.line import Line
 from launcher.nodes.messages import PROTOCOL, EndGroup, Member, Reader, StartGroup, WireError, encode
-from launcher.nodes.words import time_of_day
+from launcher.nodes.words import clean, plain, time_of_day
 
 __all__ = ["Accepted", "Ended", "Follower", "FollowerEvent", "Lost", "Refused", "Started", "TimedOut", "Unreachable"]
 
@@ -218,7 +219,8 @@ class Follower:
         group = self._group
         ours = group is not None and (end.launch_id, end.generation) == (group.launch_id, group.generation)
         if ours or (end.final and end.launch_id == self._launch_id):
-            self._finish(Ended(end))
+            failure = clean(end.failure) if end.failure is not None else None
+            self._finish(Ended(msgspec.structs.replace(end, reason=plain(end.reason), failure=failure)))
         else:
             self.dropped["not for us"] += 1
 

@@ -34,7 +34,7 @@ from launcher.nodes.membership import Membership
 from launcher.nodes.messages import MAX_CONTROL, CloseGroup, EndGroup, Member, OpenGroup, Reader, WireError, encode
 from launcher.nodes.secure import Security
 from launcher.nodes.sockets import Watcher, drain, has_input, make_socket, peer_of, user_of
-from launcher.nodes.words import plain, time_of_day
+from launcher.nodes.words import clean, plain, time_of_day
 from launcher.process.listen import port_holder
 
 __all__ = ["Joined", "Leader", "LeaderEvent", "Lost", "Mismatch", "Ready", "Refused"]
@@ -211,7 +211,8 @@ class Leader:
             case messages.Beat():
                 self._do(self._table.beat(peer, word, now), now)
             case messages.Leaving():
-                self._do(self._table.leaving(word, now), now)
+                failure = clean(word.failure) if word.failure is not None else None
+                self._do(self._table.leaving(msgspec.structs.replace(word, failure=failure), now), now)
 
     def _send(self, peer: bytes, word: msgspec.Struct, rank: int | None = None) -> None:
         assert self._socket is not None
