@@ -49,7 +49,7 @@ from launcher.nodes.messages import (
     encode,
 )
 from launcher.nodes.secure import Security
-from launcher.nodes.sockets import Watcher, has_input
+from launcher.nodes.sockets import Watcher, has_input, user_of
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class CoreLink:
 
         `HostError` if the address cannot be bound, or if the cluster key does not protect.
         """
+        self._security = security
         self._token = token
         self._generation = generation
         self._wanted = frozenset(nodes)
@@ -176,6 +177,9 @@ class CoreLink:
             return
         if word.node_rank not in self._wanted or word.node_rank in self._names:
             self._drop("second", f"node {word.node_rank} is not expected")
+            return
+        if not self._security.is_open and user_of(parts[1]) != str(word.node_rank):
+            self._drop("the key of another node", f"a hello as node {word.node_rank} with the key of another node")
             return
         name = parts[0].bytes
         self._peers[name], self._names[word.node_rank] = word.node_rank, name

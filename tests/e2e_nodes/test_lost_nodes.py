@@ -114,6 +114,7 @@ def test_the_group_comes_back_when_the_node_does_and_no_stream_is_lost(make_net:
         one.wait_node(30)
         stream.assert_whole(60)
         assert pair.zero.is_right(f"after {name}", 8)
+        assert "(restart " not in one.output, f"{name}: a node that was given up counted it as its own\n{one.output}"
         pair.zero.signal(signal.SIGTERM)
     for pair, one in zip(pairs, ones, strict=True):
         assert exit_codes((pair.zero, one)) == [0, 0], f"{pair.zero.output}\n{one.output}"
