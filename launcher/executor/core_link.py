@@ -238,11 +238,13 @@ class CoreLink:
                 if not self._say_to(node, *parts_of(waiting[0])):
                     break
                 self.sent_bytes[node] += sum(map(len, waiting.popleft()))
-        return not self.is_held_back
+        return not any(self._outbox.values())
 
     @property
     def is_held_back(self) -> bool:
-        return any(self._outbox.values())
+        """Also while a probe is under way: that a connection is over may be told before it can be seen, and a look at
+        the socket takes the news of that off its descriptor."""
+        return any(self._outbox.values()) or clock.now() < self._probe_until
 
     def laggards(self) -> list[int]:
         """Nodes that do not take what is there for them."""
