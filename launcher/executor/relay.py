@@ -89,6 +89,7 @@ class Relay:
         self._look_after_workers()
         if self._news or self._stuck is not None or not self._link.welcome:
             self._calls()
+            self._answers()  # to wake up many workers takes about as long as they do for a short call
         now = clock.now()
         if now >= self._gather.due:
             self._gather.flush()

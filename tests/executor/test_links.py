@@ -103,6 +103,14 @@ def test_both_ways(key: bytes) -> None:
         assert isinstance(item, Whole)
         assert (rank, item.rank, bytes(item.head)) == (1, 5, b"answer")
         assert next_of(link) == (1, GroupReady())
+        other.offer_all([(6, (4, b"six", [])), (5, (7, b"five", []))])
+        found = [next_of(link)[1]]
+        assert link.has_news()  # what is left of the frame
+        found.append(next_of(link)[1])
+        assert [(w.rank, w.tag, bytes(w.head)) for w in found if isinstance(w, Whole)] == [
+            (5, 7, b"five"),
+            (6, 4, b"six"),
+        ]
 
         # What was sent before the end is read before the end is told.
         link.send(link.cut((8, b"last", [])))

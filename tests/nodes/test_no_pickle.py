@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+LINKS = ("frames", "data_link", "core_link", "agent_line")
 FILES = sorted(
     [
         *(ROOT / "launcher" / "nodes").glob("*.py"),
         *(
             path
-            for name in ("frames", "data_link", "core_link", "relay", "gather", "node_agent", "leader_agent", "agent_line")
+            for name in (*LINKS, "relay", "gather", "node_agent", "leader_agent")
             if (path := ROOT / "launcher" / "executor" / f"{name}.py").exists()
         ),
     ]
