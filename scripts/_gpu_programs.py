@@ -41,6 +41,11 @@ def expected(model: str, tokens: str, prompts: str) -> list[str]:
 
 def make(directory: str) -> float:
     """Billions of parameters."""
+    return save_llama(directory, hidden=2048, inner=8192, layers=16, heads=32)
+
+
+def save_llama(directory: str, *, hidden: int, inner: int, layers: int, heads: int) -> float:
+    """A random Llama with 8 key-value heads, bf16; billions of parameters."""
     import torch
     import transformers
 
@@ -48,12 +53,12 @@ def make(directory: str) -> float:
 
     config = transformers.LlamaConfig(
         vocab_size=128256,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         num_key_value_heads=8,
-        head_dim=64,
+        head_dim=hidden // heads,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=1,

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _gpu_programs import save_llama
+
 KIB = 1 << 10
 SIZES = [8 * KIB << doublings for doublings in range(12)]
 ROUNDS = 50
@@ -95,33 +97,11 @@ def _figures(made: Any, by: Any, kernels: Any, device: Any) -> dict[str, Any]:
 def make(directory: str) -> float:
     """Billions of parameters."""
     import torch
-    import transformers
-
-    from launcher.models.tiny import byte_tokenizer
 
     free = min(torch.cuda.mem_get_info()[0] // 3, shutil.disk_usage(Path(directory).parent).free // 2)
     shape = next((s for s in SHAPES if s[0] * 2e9 < free), SHAPES[-1])
     _, hidden, inner, layers, heads = shape
-    config = transformers.LlamaConfig(
-        vocab_size=128256,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=hidden // heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=4,
-        pad_token_id=2,
-    )
-    with torch.device("cuda"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(directory)
-    byte_tokenizer().save_pretrained(directory)
-    count: int = sum(p.numel() for p in model.parameters())
-    return round(count / 1e9, 2)
+    return save_llama(directory, hidden=hidden, inner=inner, layers=layers, heads=heads)
 
 
 def rate(directory: str, tp: str, *settings: str) -> dict[str, Any]:

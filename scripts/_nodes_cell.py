@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+import _cell
 import _nodes_transports as transports
 import msgspec
 from _figures import pair, percentile
@@ -113,16 +114,7 @@ class Bench:
 
 def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not for the parent
-    if "vllm" in task.transports:
-        import vllm.distributed.device_communicators.shm_broadcast  # noqa: F401  # before the fork: once for all
-    bench = Bench(task)
-    try:
-        print(json.dumps(bench.run()), file=answers, flush=True)
-    finally:
-        bench.close()
-    os._exit(0)  # vLLM's and ZMQ's threads must not hold us up
+    _cell.answer(task.transports, lambda: Bench(task))
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@ same small message as in `_transports`: a record of the call's number and the pa
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
-import signal
-import traceback
 from collections.abc import Callable
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple, Protocol
 
+import _cell
 from _testnet import inside
 
 ALL = -1
@@ -40,24 +37,12 @@ class Transport(Protocol):
 
 def fork_on(namespace: str, target: Callable[[Connection], None]) -> tuple[int, Connection]:
     """A child on that node, which dies with us; its pid and a pipe to it."""
-    mine, other = Pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        other.close()
-        return pid, mine
-    code = 1
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() == parent:
-            mine.close()
-            with inside(namespace):
-                target(other)
-            code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+
+    def there(line: Connection) -> None:
+        with inside(namespace):
+            target(line)
+
+    return _cell.fork(there)
 
 
 class Vllm:

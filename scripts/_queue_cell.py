@@ -8,20 +8,17 @@ begins with another one, and a reader waits on the transport alone whose turn it
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import gc
-import json
 import logging
 import os
 import resource
-import signal
 import sys
 import time
-import traceback
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+import _cell
 import _transports as transports
 import msgspec
 from _figures import pair, percentile
@@ -92,26 +89,6 @@ def read(rank: int, line: Connection, made: dict[str, transports.Transport]) -> 
         line.send((came, cpu_seconds() - before))
 
 
-def fork_reader(rank: int, made: dict[str, transports.Transport]) -> tuple[int, Connection]:
-    mine, other = Pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        other.close()
-        return pid, mine
-    code = 1
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() == parent:
-            mine.close()
-            read(rank, other, made)
-            code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
 # --- the writer's process --------------------------------------------------------------------------------------------
 
 
@@ -119,7 +96,7 @@ class Bench:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._made = {name: transports.KINDS[name](task.readers) for name in task.transports}
-        self._children = [fork_reader(rank, self._made) for rank in range(task.readers)]
+        self._children = [_cell.fork(functools.partial(read, rank, made=self._made)) for rank in range(task.readers)]
         self._lines = [line for _, line in self._children]
         self._ends = {name: transport.writer_end(self._lines) for name, transport in self._made.items()}
         gc.disable()
@@ -223,17 +200,8 @@ def summary(figures: Figures) -> dict[str, Any]:
 
 def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not for the parent
     logging.disable(logging.WARNING)
-    if "vllm" in task.transports:
-        import vllm.distributed.device_communicators.shm_broadcast  # noqa: F401  # before the fork: once for all
-    bench = Bench(task)
-    try:
-        print(json.dumps(bench.run()), file=answers, flush=True)
-    finally:
-        bench.close()
-    os._exit(0)  # vLLM's and ZMQ's threads must not hold us up
+    _cell.answer(task.transports, lambda: Bench(task))
 
 
 if __name__ == "__main__":
