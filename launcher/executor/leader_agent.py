@@ -36,6 +36,7 @@ from launcher.nodes.messages import (
     encode,
 )
 from launcher.nodes.sockets import has_input
+from launcher.nodes.words import named
 from launcher.process.child import ChildContext
 from launcher.process.reports import Step, TreeState
 
@@ -176,7 +177,7 @@ class LeaderAgent:
     def _from_nodes(self, event: object) -> None:
         match event:
             case Joined(member):
-                log.info("%s has joined: %s", _named(member), self._who())
+                log.info("%s has joined: %s", named(member), self._who())
             case Ready(members):
                 self._joined = True
                 if self._wanted is not None:
@@ -220,7 +221,7 @@ class LeaderAgent:
         return tuple(member for member in self._leader.members if member.node_rank not in self._leader.missing)
 
     def _who(self) -> str:
-        names = ", ".join(_named(member) for member in self._here)
+        names = ", ".join(named(member) for member in self._here)
         missing = self._leader.missing
         if not missing:
             return f"all {self._nodes.nnodes} nodes are here: {names}"
@@ -244,7 +245,3 @@ class LeaderAgent:
         reason = self._state.phase if failed else "node 0 was stopped"
         generation = self._wanted.generation if self._wanted is not None else -1
         self._leader.close_group(CloseGroup(generation, reason, orderly=not failed), final=True)
-
-
-def _named(member: Member) -> str:
-    return f"node {member.node_rank} ({member.host}, {member.address})"

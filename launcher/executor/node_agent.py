@@ -31,6 +31,7 @@ from launcher.nodes.events import Accepted, Ended, FollowerEvent, LeaderLost, Re
 from launcher.nodes.follower import Follower
 from launcher.nodes.messages import EndGroup, Hello, StartGroup
 from launcher.nodes.secure import Security
+from launcher.nodes.words import named
 from launcher.process.child import ChildContext
 from launcher.process.reports import Drain, Leave, Step, TreeState
 from launcher.worker.rpc import GroupPlace
@@ -185,7 +186,7 @@ class FollowerAgent:
                     "joined by %s (%s); here: %s",
                     self._follower.iface,
                     self._follower.address,
-                    ", ".join(f"node {m.node_rank} ({m.host}, {m.address})" for m in members),
+                    ", ".join(named(member) for member in members),
                 )
             case Started(start):
                 self._start = start
